@@ -1,0 +1,100 @@
+# Every target that a person would type has a `##` comment: `make` lists them.
+#
+# `build`, `demo` and `up` need Go alone. The others call developer tools that
+# are pinned in test/tools/go.mod; their first run compiles them, later runs
+# come from Go's build cache.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+FUZZTIME ?= 60s
+BENCH    ?= .
+# The race detector needs a C compiler. Without one the tests run without it, and say so.
+RACE     ?= $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
+
+# The version comes from VERSION; asking Git again fails in a clone that
+# belongs to another user.
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -buildvcs=false)
+
+tool    := go tool -modfile=test/tools/go.mod
+nats    := $(CURDIR)/bin/nats
+# The module's test files; unlike grep -r, go list leaves out nested modules.
+testfiles = go list -f '{{$$d := .Dir}}{{range .TestGoFiles}}{{$$d}}/{{.}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$$d}}/{{.}}{{"\n"}}{{end}}' ./...
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/parley
+	go build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/parley ./cmd/parley
+
+.PHONY: demo
+demo: build ## Build, then run a whole fleet on this machine and watch it work
+	bin/parley demo
+
+.PHONY: up
+up: build ## Build, then start a fleet on this machine
+	bin/parley up
+
+.PHONY: check
+check: fmt-check vet lint fix-check test ## All that must hold before a commit
+
+.PHONY: test
+test: bin/nats ## Run all tests under the race detector
+	@[ -n "$(RACE)" ] || echo "NOTE: no C compiler found: running without the race detector" >&2
+	PARLEY_NATS_CLI=$(nats) $(tool) gotestsum --format pkgname --format-hide-empty-pkg -- $(RACE) -timeout 20m ./...
+
+.PHONY: fmt
+fmt: ## Format all Go files (gofumpt, goimports)
+	$(tool) golangci-lint fmt ./...
+
+.PHONY: fmt-check
+fmt-check: ## Fail, with a diff, where a file is not formatted
+	$(tool) golangci-lint fmt --diff ./...
+
+.PHONY: vet
+vet: ## Run go vet
+	go vet ./...
+
+.PHONY: lint
+lint: ## Run the linters of .golangci.yml
+	$(tool) golangci-lint config verify
+	$(tool) golangci-lint run ./...
+
+.PHONY: fix-check
+fix-check: ## Fail, with a diff, where `go fix` would modernise the code
+	@diff=$$(go fix -diff ./...) && [ -z "$$diff" ] || { echo "$$diff"; echo "run: go fix ./..." >&2; exit 1; }
+
+.PHONY: deadcode
+deadcode: ## List functions that nothing reaches, tests included
+	$(tool) deadcode -test ./...
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME each (60s), one after the other
+	@$(testfiles) | xargs -r grep -l '^func Fuzz' | while read -r file; do \
+		for name in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' "$$file"); do \
+			echo "== $$(dirname "$$file") $$name"; \
+			go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")" </dev/null || exit 1; \
+		done || exit 1; \
+	done
+
+.PHONY: bench
+bench: ## Run the benchmarks that match BENCH, then the benchmark program if there is one
+	@packages=$$($(testfiles) | xargs -r grep -l '^func Benchmark' | xargs -r dirname | sort -u); \
+	[ -z "$$packages" ] || go test -run '^$$' -bench '$(BENCH)' -benchmem $$packages
+	@[ ! -d test/bench ] || go run ./test/bench
+
+.PHONY: docs
+docs: ## Regenerate the generated documentation
+	go generate ./...
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin dist coverage.*
+
+# The stock NATS command line, which the end-to-end tests drive the fleet with.
+bin/nats: test/natscli/go.mod test/natscli/go.sum
+	cd test/natscli && go build -trimpath -o $(nats) github.com/nats-io/natscli/nats

@@ -1,0 +1,146 @@
+package subjects
+
+// Streams, buckets and object stores of a fleet.
+const (
+	StreamTasks    = "FLEET_TASKS"    // the records of every task: the truth
+	StreamAnnounce = "FLEET_ANNOUNCE" // the last announce of every instance
+	StreamInbox    = "FLEET_INBOX"    // the raw door, until a dispatch is a record
+	StreamDLQ      = "FLEET_DLQ"      // what nobody could handle, with the reason
+
+	BucketIdem   = "FLEET_IDEM"   // idempotency keys
+	BucketAgents = "FLEET_AGENTS" // operators' drains, routers' cool-downs
+
+	ObjectsIndex = "FLEET_INDEX" // checkpoints of the routers' index
+)
+
+// Headers of messages, beside Nats-Msg-Id and traceparent.
+const (
+	HeaderKind      = "Fleet-Kind"      // what a record says, see fleet.Event
+	HeaderWriteID   = "Fleet-Write-Id"  // tells one's own write from another's
+	HeaderAgent     = "Fleet-Agent"     // who sends, for readers; the subject proves it
+	HeaderSession   = "Fleet-Session"   // the session it belongs to
+	HeaderTimestamp = "Fleet-Timestamp" // what the signature covers
+	HeaderSignature = "Fleet-Signature" // HMAC of agent, session and timestamp
+	HeaderWriter    = "Fleet-Writer"    // the worker that wrote a record
+)
+
+// Entry is one subject of the catalogue: who writes what to whom. Writer and
+// Readers are words joined by ", ": agent, orchestrator and operator are roles
+// (see Permissions), any other word is a worker of the fleet.
+type Entry struct {
+	Pattern     string // <name> stands for one token
+	Message     string
+	Writer      string
+	Readers     string
+	Kept        string // how long, "" not at all
+	Stream      string // where, "" nowhere
+	Description string
+}
+
+// Catalogue returns every subject of the fleet, in the order of the protocol.
+// Documentation and permissions are generated from it.
+func Catalogue() []Entry {
+	return append(append([]Entry{
+		{
+			Pattern: "fleet.announce.<agent>.<instance>", Message: "SESSION_ANNOUNCE",
+			Writer: "agent", Readers: "router, registry, operator",
+			Kept: "last per instance, 24 h", Stream: StreamAnnounce,
+			Description: "What an instance can do and how well it is; repeated hourly and on every change.",
+		},
+		{
+			Pattern: "fleet.heartbeat.<agent>.<instance>", Message: "HEARTBEAT",
+			Writer: "agent", Readers: "router, registry, operator",
+			Description: "An instance lives, and which tasks it holds. Renews its leases.",
+		},
+		{
+			Pattern: "fleet.heartbeat.router.<instance>", Message: "RouterHeartbeat",
+			Writer: "router", Readers: "router",
+			Description: "A router lives, so it owns its share of the waiting tasks.",
+		},
+		{
+			Pattern: "fleet.agent.<agent>.<instance>", Message: "AGENT_EVENT",
+			Writer: "registry", Readers: "orchestrator, operator",
+			Description: "An instance went live, was lost, drains or was resumed.",
+		},
+	}, apiEntries()...), taskEntries()...)
+}
+
+// apiEntries are the endpoints of the micro service "fleet".
+func apiEntries() []Entry {
+	var list []Entry
+	for _, e := range []struct{ noun, verb, message, writer, reader, description string }{
+		{"task", "dispatch", "TASK_DISPATCH → Dispatched", "orchestrator", "router", "Accept a task: answers with its id, or with every validation error."},
+		{"task", "get", "TaskRef → TaskView", "orchestrator", "router", "A task as its latest record tells it."},
+		{"task", "wait", "TaskWait → TaskView", "orchestrator", "router", "A task once it has ended, or when the time is over."},
+		{"task", "list", "TaskList → TaskListReply", "orchestrator", "router", "The tasks that live and those that ended lately."},
+		{"task", "events", "TaskEvents → TaskEventsReply", "orchestrator", "router", "The records of a task, from a sequence on."},
+		{"task", "cancel", "TaskCancel → TaskView", "orchestrator", "router", "End a task."},
+		{"task", "answer", "TaskAnswer → TaskView", "orchestrator", "router", "Answer the open question of a task."},
+		{"task", "explain", "TaskRef → TaskExplanation", "orchestrator", "router", "Why each agent was or was not chosen."},
+		{"agent", "list", "AgentList → AgentListReply", "orchestrator", "registry", "The instances of the fleet."},
+		{"agent", "drain", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent nothing more."},
+		{"agent", "resume", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent tasks again."},
+	} {
+		list = append(list, Entry{
+			Pattern: "fleet.api.<from>." + e.noun + "." + e.verb, Message: e.message,
+			Writer: e.writer, Readers: e.reader, Description: e.description,
+		})
+	}
+	return list
+}
+
+// taskEntries are the subjects on which tasks live.
+func taskEntries() []Entry {
+	return []Entry{
+		{
+			Pattern: "fleet.dispatch.<from>", Message: "TASK_DISPATCH or text",
+			Writer: "orchestrator", Readers: "router",
+			Kept: "until it is a record", Stream: StreamInbox,
+			Description: "The raw door for the stock nats command line: acknowledged means that the task will have an outcome.",
+		},
+		{
+			Pattern: "fleet.task.<task>", Message: "TASK_EVENT",
+			Writer: "router", Readers: "router, escalation, audit",
+			Kept: "until 24 h after its end", Stream: StreamTasks,
+			Description: "The records of a task: the truth about it, written by compare-and-set.",
+		},
+		{
+			Pattern: "fleet.event.<task>", Message: "TASK_EVENT",
+			Writer: "stream", Readers: "operator, gateway, dashboard",
+			Description: "Each record once it is stored. Best effort: task events fills the gaps, and is how others than operators follow their tasks.",
+		},
+		{
+			Pattern: "fleet.outcome.<from>.<task>", Message: "TASK_RESULT",
+			Writer: "router", Readers: "orchestrator, operator",
+			Description: "A copy of the final result for whoever listens; task get and task wait have the kept one.",
+		},
+		{
+			Pattern: "fleet.offer.<agent>.<instance>", Message: "TASK_DISPATCH → HANDSHAKE_ACK or TASK_RESULT",
+			Writer: "router", Readers: "agent",
+			Description: "A request to take a task, to be answered within 2 s.",
+		},
+		{
+			Pattern: "fleet.control.<agent>.<instance>", Message: "CONTROL → ControlReply",
+			Writer: "router", Readers: "agent",
+			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered.",
+		},
+		{
+			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",
+			Writer: "agent", Readers: "router, operator",
+			Kept:        "artifacts and questions, as records",
+			Description: "How a task goes on; a question is a request, repeated until it is answered.",
+		},
+		{
+			Pattern: "fleet.result.<agent>.<task>", Message: "TASK_RESULT or text → ResultReply",
+			Writer: "agent", Readers: "router",
+			Kept:        "as a record",
+			Description: "How an attempt ended: a request, repeated until it is answered.",
+		},
+		{
+			Pattern: "fleet.dlq.>", Message: "what it was",
+			Writer: "bus", Readers: "operator",
+			Kept: "7 days", Stream: StreamDLQ,
+			Description: "What nobody could handle, under its old subject, with the reason in headers Fleet-Dead-*.",
+		},
+	}
+}

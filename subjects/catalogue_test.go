@@ -1,0 +1,124 @@
+package subjects_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"parley/subjects"
+)
+
+// starred is a catalogue pattern as NATS wants it.
+func starred(pattern string) string {
+	tokens := strings.Split(pattern, ".")
+	for i, t := range tokens {
+		if strings.HasPrefix(t, "<") {
+			tokens[i] = "*"
+		}
+	}
+	return strings.Join(tokens, ".")
+}
+
+func TestCatalogue(t *testing.T) {
+	t.Parallel()
+	patterns := map[string]bool{}
+	for _, e := range subjects.Catalogue() {
+		if patterns[starred(e.Pattern)] {
+			t.Errorf("%s is there twice", e.Pattern)
+		}
+		patterns[starred(e.Pattern)] = true
+		if e.Message == "" || e.Writer == "" || e.Readers == "" || !strings.HasSuffix(e.Description, ".") {
+			t.Errorf("%s: incomplete: %+v", e.Pattern, e)
+		}
+		if e.Stream != "" && e.Kept == "" {
+			t.Errorf("%s is kept in %s, but not said for how long", e.Pattern, e.Stream)
+		}
+	}
+	for _, p := range []string{
+		subjects.AnnouncePattern, subjects.HeartbeatPattern, subjects.RouterHeartbeatPattern,
+		subjects.AgentEventPattern, subjects.DispatchPattern, subjects.TaskPattern, subjects.EventPattern,
+		subjects.OutcomePattern, subjects.OfferPattern, subjects.ControlPattern,
+		subjects.ProgressPattern, subjects.ResultPattern,
+	} {
+		if !patterns[p] {
+			t.Errorf("%s is not in the catalogue", p)
+		}
+	}
+}
+
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	api := []string{
+		"fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
+		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
+		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
+	}
+	for _, tt := range []struct {
+		role               string
+		publish, subscribe []string
+	}{
+		{
+			role: subjects.RoleAgent,
+			publish: append([]string{
+				"fleet.announce.bob.*", "fleet.heartbeat.bob.*", "fleet.progress.bob.*", "fleet.result.bob.*",
+			}, api...),
+			subscribe: []string{
+				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.control.bob.*", "fleet.offer.bob.*", "fleet.outcome.bob.*",
+			},
+		},
+		{
+			role: subjects.RoleOrchestrator, publish: api,
+			subscribe: []string{"_INBOX_bob.>", "fleet.agent.*.*", "fleet.outcome.bob.*"},
+		},
+		{
+			role: subjects.RoleOperator,
+			publish: append([]string{
+				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.resume",
+			}, api...),
+			subscribe: []string{
+				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.announce.*.*", "fleet.dlq.>", "fleet.event.*",
+				"fleet.heartbeat.*.*", "fleet.outcome.*.*", "fleet.progress.*.*",
+			},
+		},
+		{role: subjects.RoleWorker, publish: []string{">"}, subscribe: []string{">"}},
+		{role: "nobody"},
+	} {
+		t.Run(tt.role, func(t *testing.T) {
+			t.Parallel()
+			slices.Sort(tt.publish)
+			publish, subscribe := subjects.Permissions(tt.role, "bob")
+			if diff := cmp.Diff(tt.publish, publish); diff != "" {
+				t.Errorf("publish (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.subscribe, subscribe); diff != "" {
+				t.Errorf("subscribe (-want +got):\n%s", diff)
+			}
+			if got, want := subjects.Responds(tt.role), tt.role == subjects.RoleAgent; got != want {
+				t.Errorf("Responds(%s) = %v, want %v", tt.role, got, want)
+			}
+		})
+	}
+}
+
+// Whoever is not a worker writes under its own name alone, and never where the
+// truth is.
+func TestPermissionsProveTheWriter(t *testing.T) {
+	t.Parallel()
+	for _, role := range []string{subjects.RoleAgent, subjects.RoleOrchestrator, subjects.RoleOperator} {
+		publish, subscribe := subjects.Permissions(role, "bob")
+		for _, p := range publish {
+			if p != "$SRV.>" && !slices.Contains(strings.Split(p, "."), "bob") {
+				t.Errorf("%s may publish %s, which does not name it", role, p)
+			}
+		}
+		for _, p := range slices.Concat(publish, subscribe) {
+			for _, no := range []string{"$JS", "$KV", "$O", "$SYS", ">", "*", "fleet.>", "fleet.task"} {
+				if p == no || strings.HasPrefix(p, no+".") {
+					t.Errorf("%s may use %s", role, p)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package fleet
+
+import (
+	"time"
+
+	"parley/subjects"
+)
+
+// Requests and replies of the API, fleet.api.<from>.<noun>.<verb>. Every reply
+// may instead be an ErrorReply.
+
+// ErrorReply is the reply of an API call that was refused.
+type ErrorReply struct {
+	Error *subjects.Error `json:"error"`
+}
+
+// Dispatched is the reply to task dispatch (whose request is a Dispatch, or a
+// plain-text brief with inline hints).
+type Dispatched struct {
+	TaskID    subjects.TaskID `json:"task_id"`
+	State     State           `json:"state"`
+	Deadline  time.Time       `json:"deadline"`
+	Duplicate bool            `json:"duplicate,omitzero"` // the task existed already
+}
+
+// TaskRef asks about one task: task get, task explain.
+type TaskRef struct {
+	TaskID subjects.TaskID `json:"task_id"`
+}
+
+// TaskWait asks for the outcome, waiting for it: task wait. The reply is a
+// TaskView, terminal or not when the time is over.
+type TaskWait struct {
+	TaskID         subjects.TaskID `json:"task_id"`
+	TimeoutSeconds float64         `json:"timeout_seconds,omitzero"` // absent 4, at most 60
+}
+
+// TaskEvents asks for records: task events.
+type TaskEvents struct {
+	TaskID   subjects.TaskID `json:"task_id"`
+	AfterSeq uint64          `json:"after_seq,omitzero"`
+	Limit    int             `json:"limit,omitzero"` // absent 100, at most 1000
+}
+
+// TaskEventsReply is a page of records; More says that the next page is not
+// empty.
+type TaskEventsReply struct {
+	Events []Event `json:"events"`
+	More   bool    `json:"more,omitzero"`
+}
+
+// TaskCancel ends a task: task cancel. The reply is a TaskView.
+type TaskCancel struct {
+	TaskID subjects.TaskID `json:"task_id"`
+	Reason string          `json:"reason,omitempty"`
+}
+
+// TaskAnswer answers the open question of a task: task answer. The reply is a
+// TaskView.
+type TaskAnswer struct {
+	TaskID     subjects.TaskID `json:"task_id"`
+	QuestionID string          `json:"question_id,omitempty"` // absent: the open one
+	Text       string          `json:"text,omitempty"`
+	Parts      []Part          `json:"parts,omitempty"`
+}
+
+// TaskView is a task as its latest record tells it.
+type TaskView struct {
+	TaskID      subjects.TaskID     `json:"task_id"`
+	State       State               `json:"state"`
+	From        subjects.AgentID    `json:"from"`
+	Priority    Priority            `json:"priority"`
+	Attempt     int                 `json:"attempt"`
+	AgentID     subjects.AgentID    `json:"agent_id,omitempty"`
+	InstanceID  subjects.InstanceID `json:"instance_id,omitempty"`
+	Created     time.Time           `json:"created"`
+	Updated     time.Time           `json:"updated"`
+	Deadline    time.Time           `json:"deadline"`
+	TokensSpent int64               `json:"tokens_spent"`
+	TokenBudget int64               `json:"token_budget,omitzero"`
+	Seq         uint64              `json:"seq"`
+	Reason      *Reason             `json:"reason,omitempty"`
+	NotBefore   *time.Time          `json:"not_before,omitempty"`
+	Question    *Question           `json:"question,omitempty"`
+	Attempts    []Attempt           `json:"attempts,omitempty"`
+	Brief       string              `json:"brief,omitempty"`  // task get: its first 200 characters
+	Result      *Result             `json:"result,omitempty"` // once terminal
+}
+
+// TaskList asks for the tasks that live and those that ended lately: task list.
+type TaskList struct {
+	State   State            `json:"state,omitempty"` // only these
+	AgentID subjects.AgentID `json:"agent_id,omitempty"`
+	Limit   int              `json:"limit,omitzero"` // absent 100, at most 1000
+}
+
+// TaskListReply lists tasks, newest first.
+type TaskListReply struct {
+	Tasks []TaskView    `json:"tasks"`
+	Total int           `json:"total"`           // that match, listed or not
+	Count map[State]int `json:"count,omitempty"` // live ones, by state
+}
+
+// TaskExplanation says, per agent, why it was or was not chosen: task explain.
+type TaskExplanation struct {
+	TaskID  subjects.TaskID `json:"task_id"`
+	State   State           `json:"state"`
+	Summary string          `json:"summary"`
+	Agents  []AgentVerdict  `json:"agents"`
+}
+
+// AgentVerdict is what matching says of one instance. No reasons: eligible.
+// Order is its place among the eligible, from 1.
+type AgentVerdict struct {
+	AgentID    subjects.AgentID    `json:"agent_id"`
+	InstanceID subjects.InstanceID `json:"instance_id"`
+	Eligible   bool                `json:"eligible"`
+	Order      int                 `json:"order,omitzero"`
+	Holder     bool                `json:"holder,omitzero"`
+	Reasons    []Reason            `json:"reasons,omitempty"`
+}
+
+// AgentList asks for agents: agent list.
+type AgentList struct {
+	AgentID subjects.AgentID `json:"agent_id,omitempty"` // only this one
+}
+
+// AgentListReply lists instances by agent and instance id.
+type AgentListReply struct {
+	Agents []AgentView `json:"agents"`
+}
+
+// AgentView is one instance as the registry sees it.
+type AgentView struct {
+	Announce  Announce   `json:"announce"`
+	Live      bool       `json:"live"`
+	Draining  bool       `json:"draining,omitzero"`    // by itself or by an operator
+	DrainedBy string     `json:"drained_by,omitempty"` // the operator
+	LastSeen  time.Time  `json:"last_seen"`
+	Active    int        `json:"active_tasks"`
+	Holding   []Holding  `json:"holding,omitempty"`
+	CoolUntil *time.Time `json:"cool_until,omitempty"`
+}
+
+// AgentDrain asks for an agent to be drained or resumed: agent drain, agent
+// resume. The reply is an AgentListReply.
+type AgentDrain struct {
+	AgentID subjects.AgentID `json:"agent_id"`
+	Reason  string           `json:"reason,omitempty"`
+}

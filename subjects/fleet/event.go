@@ -1,0 +1,160 @@
+package fleet
+
+import (
+	"encoding/json"
+	"time"
+
+	"parley/subjects"
+)
+
+// State is where a task is in its life.
+type State string
+
+// The states. Every one from StateDone on is terminal.
+const (
+	StateQueued        State = "queued"
+	StateWorking       State = "working"
+	StateInputRequired State = "input_required"
+	StateDone          State = "done"
+	StatePartial       State = "partial"
+	StateError         State = "error"
+	StateBlocked       State = "blocked"
+	StateCanceled      State = "canceled"
+	StateExpired       State = "expired"
+)
+
+// Terminal reports whether no record can follow.
+func (s State) Terminal() bool {
+	switch s {
+	case StateDone, StatePartial, StateError, StateBlocked, StateCanceled, StateExpired:
+		return true
+	case StateQueued, StateWorking, StateInputRequired:
+		return false
+	}
+	return false
+}
+
+// Kinds of record, in the header Fleet-Kind and in Event.Kind: what happened,
+// where State says what is.
+const (
+	KindQueued   = "queued"   // accepted from a dispatch
+	KindWorking  = "working"  // an agent accepted the offer
+	KindArtifact = "artifact" // the agent published a piece of output
+	KindQuestion = "question" // the agent asks; the task is input_required
+	KindAnswer   = "answer"   // somebody answered; the task is working again
+	KindRetry    = "retry"    // level 1: the same agent again, not before NotBefore
+	KindReroute  = "reroute"  // level 2: another agent
+	KindReturned = "returned" // the agent handed it back unfailed (drain)
+	KindHuman    = "human"    // level 3: waits for a human
+	KindOutcome  = "outcome"  // the one outcome; State says which
+)
+
+// Event is TASK_EVENT, one record of a task: what happened, and all that a
+// router needs to go on from here (the brief excepted). It is stored by
+// compare-and-set on fleet.task.<task> and then heard on fleet.event.<task>.
+type Event struct {
+	Header
+	TaskID     subjects.TaskID     `json:"task_id"`
+	Seq        uint64              `json:"seq"` // from 1, without gaps, per task
+	Kind       string              `json:"kind"`
+	State      State               `json:"state"`
+	Attempt    int                 `json:"attempt"`               // of the latest offer accepted; 0 = none yet
+	AgentID    subjects.AgentID    `json:"agent_id,omitempty"`    // the holder
+	InstanceID subjects.InstanceID `json:"instance_id,omitempty"` // the holder's
+	Epoch      int64               `json:"epoch,omitzero"`        // the holder's
+	Time       time.Time           `json:"time"`
+	Reason     *Reason             `json:"reason,omitempty"`
+	Data       Data                `json:"data,omitzero"`
+	Facts      Facts               `json:"facts"`
+	WriteID    string              `json:"write_id"` // unique; one's own read back means stored
+	Unknown    Unknown             `json:",unknown"`
+}
+
+// Data is the payload of a record, by kind.
+type Data struct {
+	Dispatch json.RawMessage `json:"dispatch,omitzero"` // queued: the whole TASK_DISPATCH
+	Result   json.RawMessage `json:"result,omitzero"`   // outcome: the TASK_RESULT; retry, reroute: the failed one
+	Artifact *Artifact       `json:"artifact,omitempty"`
+	Question *Question       `json:"question,omitempty"`
+	Answer   *Answer         `json:"answer,omitempty"`
+	Unknown  Unknown         `json:",unknown"`
+}
+
+// Answer is what somebody answered to a question.
+type Answer struct {
+	QuestionID string           `json:"question_id"`
+	From       subjects.AgentID `json:"from,omitempty"`
+	Text       string           `json:"text,omitempty"`
+	Parts      []Part           `json:"parts,omitempty"`
+	Unknown    Unknown          `json:",unknown"`
+}
+
+// Facts is what stays true of a task from record to record: its terms, fixed
+// when it was accepted, and what has become of it so far.
+type Facts struct {
+	From         subjects.AgentID   `json:"from"`
+	Created      time.Time          `json:"created"`
+	Deadline     time.Time          `json:"deadline"`
+	Priority     Priority           `json:"priority"`
+	Requirements Requirements       `json:"requirements"`
+	Policy       Policy             `json:"policy"`
+	Timeout      float64            `json:"timeout_seconds"` // per attempt
+	TokenBudget  int64              `json:"token_budget,omitzero"`
+	ReplySchema  string             `json:"reply_schema,omitempty"`
+	HasSchema    bool               `json:"has_result_schema,omitzero"`
+	SessionID    subjects.SessionID `json:"session_id,omitempty"`
+	RunID        subjects.RunID     `json:"run_id,omitempty"`
+	PayloadHash  string             `json:"payload_hash"`          // of the dispatch, hex SHA-256
+	DispatchSeq  uint64             `json:"dispatch_seq,omitzero"` // stream sequence of record 1; absent in it
+
+	TokensSpent int64      `json:"tokens_spent,omitzero"`       // over all ended attempts
+	Attempts    []Attempt  `json:"attempts,omitempty"`          // every ended attempt, oldest first
+	NotBefore   *time.Time `json:"not_before,omitempty"`        // queued: offered no earlier
+	AttemptEnds *time.Time `json:"attempt_ends,omitempty"`      // working: agent_timeout then
+	ClockLeft   float64    `json:"clock_left_seconds,omitzero"` // input_required: what AttemptEnds had left
+	Await       string     `json:"await,omitempty"`             // input_required: agent_question | human
+	Question    *Question  `json:"question,omitempty"`          // the open question
+	Answer      *Answer    `json:"answer,omitempty"`            // the last answer, until the attempt ends
+	Unknown     Unknown    `json:",unknown"`
+}
+
+// Values of Facts.Await.
+const (
+	AwaitAgentQuestion = "agent_question"
+	AwaitHuman         = "human"
+)
+
+// Policy is how failures of a task are met, fixed when it was accepted.
+type Policy struct {
+	MaxRetries   int                `json:"max_retries"`
+	Agent        subjects.AgentID   `json:"agent,omitempty"` // pin
+	Alternatives []subjects.AgentID `json:"alternatives,omitempty"`
+	OnBlocked    string             `json:"on_blocked,omitempty"`
+	Escalate     string             `json:"escalate,omitempty"`
+	Unknown      Unknown            `json:",unknown"`
+}
+
+// Attempt is one agent's try at a task, ended.
+type Attempt struct {
+	Attempt    int                 `json:"attempt"`
+	AgentID    subjects.AgentID    `json:"agent_id"`
+	InstanceID subjects.InstanceID `json:"instance_id,omitempty"`
+	Epoch      int64               `json:"epoch,omitzero"`
+	Ended      time.Time           `json:"ended"`
+	Code       subjects.Code       `json:"code"`
+	Message    string              `json:"message,omitempty"`
+	Retryable  bool                `json:"retryable,omitzero"`
+	Tokens     int64               `json:"tokens,omitzero"`
+	// Level is what escalation answered: 1 the same agent, 2 another, 3 a human
+	// or the end; 0 when the attempt was handed back and does not count.
+	Level   int     `json:"level,omitzero"`
+	Unknown Unknown `json:",unknown"`
+}
+
+// Tried is what an agent is told of an earlier attempt.
+type Tried struct {
+	AgentID subjects.AgentID `json:"agent_id"`
+	Code    subjects.Code    `json:"code"`
+	Message string           `json:"message,omitempty"`
+	Unknown Unknown          `json:",unknown"`
+}

@@ -1,0 +1,94 @@
+package fleet
+
+import (
+	"bytes"
+
+	"github.com/go-json-experiment/json"
+
+	"parley/subjects"
+)
+
+// DecodeRequest reads the request of an API call. An empty payload is the zero
+// value, which is refused where the call needs a task_id or agent_id.
+func DecodeRequest[T any](data []byte) (T, error) {
+	var v, zero T
+	if len(bytes.TrimSpace(data)) > 0 {
+		if err := strict.check(data); err != nil {
+			return zero, err
+		}
+		if err := unmarshal(data, &v); err != nil {
+			return zero, err
+		}
+	}
+	if r, ok := any(&v).(interface{ check(p *problems) }); ok {
+		var p problems
+		r.check(&p)
+		if err := p.err(); err != nil {
+			return zero, err
+		}
+	}
+	return v, nil
+}
+
+// DecodeReply reads the reply to an API call. An ErrorReply becomes the error,
+// a *subjects.Error.
+func DecodeReply[T any](data []byte) (T, error) {
+	var v, zero T
+	if err := trusted.check(data); err != nil {
+		return zero, err
+	}
+	if err := errorReply(data); err != nil {
+		return zero, err
+	}
+	if err := unmarshal(data, &v); err != nil {
+		return zero, err
+	}
+	return v, nil
+}
+
+// errorReply returns the error that data holds if it is an ErrorReply: an
+// object of that one member. A result has an error too, among others.
+func errorReply(data []byte) error {
+	if !bytes.Contains(data, []byte(`"error"`)) {
+		return nil
+	}
+	var r struct {
+		Error *subjects.Error `json:"error"`
+		Rest  Unknown         `json:",unknown"`
+	}
+	if json.Unmarshal(data, &r) != nil || r.Error == nil || r.Error.Code == "" || len(r.Rest) > 0 {
+		return nil
+	}
+	return r.Error
+}
+
+func (r *TaskRef) check(p *problems) { p.taskID("/task_id", r.TaskID, true) }
+
+func (r *TaskWait) check(p *problems) {
+	p.taskID("/task_id", r.TaskID, true)
+	p.between("/timeout_seconds", r.TimeoutSeconds, 0, 60)
+}
+
+func (r *TaskEvents) check(p *problems) {
+	p.taskID("/task_id", r.TaskID, true)
+	p.between("/limit", float64(r.Limit), 0, 1000)
+}
+
+func (r *TaskCancel) check(p *problems) { p.taskID("/task_id", r.TaskID, true) }
+
+func (r *TaskAnswer) check(p *problems) {
+	p.taskID("/task_id", r.TaskID, true)
+	p.parts("/parts", r.Parts)
+	if r.Text == "" && len(r.Parts) == 0 {
+		p.invalid("/text", "an answer needs text or parts")
+	}
+}
+
+func (r *TaskList) check(p *problems) {
+	p.state("/state", r.State, false)
+	p.agentID("/agent_id", r.AgentID, false)
+	p.between("/limit", float64(r.Limit), 0, 1000)
+}
+
+func (r *AgentList) check(p *problems)  { p.agentID("/agent_id", r.AgentID, false) }
+func (r *AgentDrain) check(p *problems) { p.agentID("/agent_id", r.AgentID, true) }

@@ -1,0 +1,34 @@
+package fleet
+
+import (
+	"embed"
+	"strings"
+
+	"parley/subjects"
+)
+
+//go:embed schema/*.json
+var schemaFiles embed.FS
+
+// Schemas returns the names of the messages that have a JSON Schema.
+func Schemas() []string {
+	return []string{
+		"session-announce", "heartbeat", "task-dispatch", "task-result",
+		"handshake-ack", "task-progress", "control", "task-event",
+	}
+}
+
+// Schema returns the JSON Schema (2020-12) of a message. Whatever a decoder
+// accepts, its schema accepts. The schema is more lenient where JSON Schema
+// cannot say it: a length counts characters instead of bytes; 4000.0 and 4e3
+// are integers; the time in a session id, and a leap second, need not exist;
+// members may be there twice, nesting has no end, and white space of other
+// scripts is text.
+func Schema(name string) ([]byte, error) {
+	b, err := schemaFiles.ReadFile("schema/" + name + ".json")
+	if err != nil {
+		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no schema %q", clip(name)).
+			WithRemedy("ask for one of " + strings.Join(Schemas(), ", "))
+	}
+	return b, nil
+}
