@@ -77,7 +77,7 @@ fuzz: ## Run every fuzz target for FUZZTIME each (60s), one after the other
 	@$(testfiles) | xargs -r grep -l '^func Fuzz' | while read -r file; do \
 		for name in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' "$$file"); do \
 			echo "== $$(dirname "$$file") $$name"; \
-			go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")" </dev/null || exit 1; \
+			go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x "$$(dirname "$$file")" </dev/null || exit 1; \
 		done || exit 1; \
 	done
 

@@ -107,6 +107,7 @@ type TaskExplanation struct {
 	State   State           `json:"state"`
 	Summary string          `json:"summary"`
 	Agents  []AgentVerdict  `json:"agents"`
+	Omitted int             `json:"omitted,omitzero"` // agents that are not eligible, left out of a long list
 }
 
 // AgentVerdict is what matching says of one instance. No reasons: eligible.

@@ -1,0 +1,332 @@
+package bus
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/synadia-io/orbit.go/natscontext"
+)
+
+// closeTimeout bounds how long Close and Drain wait.
+const closeTimeout = 5 * time.Second
+
+// Config says how to reach NATS. One of URL, Context and InProcess is needed.
+type Config struct {
+	URL         string // nats://host:port, comma separated
+	Context     string // a NATS CLI context: its name, or the path of its file
+	Creds, NKey string // paths of a credentials file, of an nkey seed file
+
+	User, Password, Token string
+
+	CA, Cert, Key string // paths of PEM files
+	TLSFirst      bool   // TLS before the server's INFO
+
+	Name        string                     // of the client, shown by nats server report connections
+	InboxPrefix string                     // default _INBOX
+	InProcess   nats.InProcessConnProvider // an embedded server
+
+	// SyncAlways says that the server is known to fsync before it
+	// acknowledges (sync_interval: always). CommitAuto groups the writes of
+	// unreplicated streams only then.
+	SyncAlways bool
+
+	ConnectTimeout time.Duration // in total, default 10 s
+	Log            *slog.Logger  // nil discards
+
+	// FakeTime is for tests in a synctest bubble, see bustest.NewFake: the
+	// client's own drain puts timers into a pool that all connections of the
+	// process share, and a bubble's timer must not leave it. Subscriptions are
+	// then drained in a way that may drop what arrives in the very moment.
+	FakeTime bool
+}
+
+func (c Config) withDefaults() Config {
+	c.ConnectTimeout = cmp.Or(c.ConnectTimeout, 10*time.Second)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.URL == "" && c.InProcess != nil {
+		c.URL = "nats://in-process"
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	if c.URL == "" && c.Context == "" {
+		return errors.New("bus: no server given: set a URL or a NATS context")
+	}
+	return nil
+}
+
+// Bus is a connection to NATS. All methods are safe for concurrent use.
+type Bus struct {
+	// Fixed after Connect.
+	cfg Config
+	log *slog.Logger
+	nc  *nats.Conn
+	js  jetstream.JetStream
+	api string // prefix of the JetStream API, "$JS.API."
+
+	epoch atomic.Pointer[epoch] // of the connection that is up, replaced at each reconnect
+
+	mu     sync.Mutex
+	denied map[string]time.Time // guarded by mu; subjects whose publish was refused, and when
+}
+
+// epoch is the life of one connection: ctx ends when the next one is up. What
+// was asked before and not answered will not be answered.
+type epoch struct {
+	tries tries
+	ctx   context.Context //nolint:containedctx // it is the signal itself
+	end   context.CancelFunc
+}
+
+func newEpoch() *epoch {
+	ctx, end := context.WithCancel(context.Background())
+	return &epoch{ctx: ctx, end: end}
+}
+
+// Connect connects within c.ConnectTimeout and keeps trying till then; the
+// error names the address and the last cause. Once connected it reconnects for
+// ever.
+func Connect(ctx context.Context, c Config) (*Bus, error) {
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	b := &Bus{cfg: c, log: c.Log, denied: map[string]time.Time{}}
+	b.epoch.Store(newEpoch())
+	opts, err := b.options()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.ConnectTimeout)
+	defer cancel()
+	var settings natscontext.Settings
+	connect := func() error {
+		var err error
+		if c.Context != "" {
+			b.nc, settings, err = natscontext.Connect(contextPath(c.Context), opts...)
+		} else {
+			b.nc, err = nats.Connect(c.URL, opts...)
+		}
+		if err != nil && !retryConnect(err) {
+			return backoff.Permanent(err)
+		}
+		return err
+	}
+	if err := backoff.Retry(connect, backoff.WithContext(newBackoff(50*time.Millisecond, time.Second), ctx)); err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", cmp.Or(c.URL, "context "+c.Context), mapError(err))
+	}
+	if err := b.openJetStream(settings); err != nil {
+		b.nc.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *Bus) openJetStream(s natscontext.Settings) error {
+	var err error
+	switch {
+	case s.JSDomain != "":
+		b.api = "$JS." + s.JSDomain + ".API."
+		b.js, err = jetstream.NewWithDomain(b.nc, s.JSDomain)
+	case s.JSAPIPrefix != "":
+		b.api = strings.TrimSuffix(s.JSAPIPrefix, ".") + "."
+		b.js, err = jetstream.NewWithAPIPrefix(b.nc, strings.TrimSuffix(s.JSAPIPrefix, "."))
+	default:
+		b.api = jetstream.DefaultAPIPrefix
+		b.js, err = jetstream.New(b.nc)
+	}
+	return wrap("open JetStream", err)
+}
+
+// contextPath makes the path of a context file absolute; a name stays.
+func contextPath(c string) string {
+	if strings.ContainsRune(c, filepath.Separator) || strings.HasSuffix(c, ".json") {
+		if abs, err := filepath.Abs(c); err == nil {
+			return abs
+		}
+	}
+	return c
+}
+
+// retryConnect reports whether waiting may help. Wrong credentials and
+// unreadable files do not heal by themselves.
+func retryConnect(err error) bool {
+	return errors.Is(err, nats.ErrNoServers) || errors.Is(err, nats.ErrTimeout) ||
+		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrStaleConnection)
+}
+
+func newBackoff(first, most time.Duration) *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(first), backoff.WithMaxInterval(most), backoff.WithMaxElapsedTime(0))
+}
+
+func (b *Bus) options() ([]nats.Option, error) {
+	c := b.cfg
+	opts := []nats.Option{
+		nats.Name(c.Name),
+		nats.Timeout(min(c.ConnectTimeout, 5*time.Second)),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(250 * time.Millisecond),
+		nats.ReconnectJitter(250*time.Millisecond, 500*time.Millisecond),
+		nats.DrainTimeout(closeTimeout),
+		nats.PermissionErrOnSubscribe(true),
+		nats.ErrorHandler(b.onError),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			b.log.Warn("nats disconnected", slog.Any("error", err))
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			b.log.Info("nats reconnected", slog.String("url", nc.ConnectedUrlRedacted()))
+			b.onReconnect()
+		}),
+	}
+	if c.InProcess != nil {
+		opts = append(opts, nats.InProcessServer(c.InProcess))
+	}
+	if c.InboxPrefix != "" {
+		opts = append(opts, nats.CustomInboxPrefix(c.InboxPrefix))
+	}
+	if c.User != "" {
+		opts = append(opts, nats.UserInfo(c.User, c.Password))
+	}
+	if c.Token != "" {
+		opts = append(opts, nats.Token(c.Token))
+	}
+	if c.Creds != "" {
+		opts = append(opts, nats.UserCredentials(c.Creds))
+	}
+	if c.NKey != "" {
+		nkey, err := nats.NkeyOptionFromSeed(c.NKey)
+		if err != nil {
+			return nil, fmt.Errorf("read nkey seed %s: %w", c.NKey, mapError(err))
+		}
+		opts = append(opts, nkey)
+	}
+	if c.CA != "" {
+		opts = append(opts, nats.RootCAs(c.CA))
+	}
+	if c.Cert != "" {
+		opts = append(opts, nats.ClientCert(c.Cert, c.Key))
+	}
+	if c.TLSFirst {
+		opts = append(opts, nats.TLSHandshakeFirst())
+	}
+	return opts, nil
+}
+
+// Close drains subscriptions and what is still to be sent, for at most 5 s.
+func (b *Bus) Close() {
+	if b.cfg.FakeTime {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		if b.nc.IsConnected() {
+			_ = b.Ping(ctx)
+		}
+		b.nc.Close()
+		return
+	}
+	closed := make(chan struct{})
+	b.nc.SetClosedHandler(func(*nats.Conn) { close(closed) })
+	if b.nc.IsClosed() {
+		return
+	}
+	if err := b.nc.Drain(); err != nil {
+		b.nc.Close()
+		return
+	}
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-closed:
+	case <-timer.C:
+		b.nc.Close()
+	}
+}
+
+// Connected reports whether the connection is up now.
+func (b *Bus) Connected() bool { return b.nc.IsConnected() }
+
+// Ping makes a round trip to the server: what was published before it has
+// been taken by the server when it returns nil.
+func (b *Bus) Ping(ctx context.Context) error {
+	ctx, cancel := withDefaultTimeout(ctx, closeTimeout)
+	defer cancel()
+	return wrap("ping", b.nc.FlushWithContext(ctx))
+}
+
+// reconnected returns a channel that is closed at the next reconnect.
+func (b *Bus) reconnected() <-chan struct{} { return b.epoch.Load().ctx.Done() }
+
+func (b *Bus) onReconnect() { b.epoch.Swap(newEpoch()).end() }
+
+// untilReconnect calls f at the next reconnect, unless stop is called before.
+func (b *Bus) untilReconnect(f func()) (stop func() bool) {
+	return context.AfterFunc(b.epoch.Load().ctx, f)
+}
+
+// The server's text is the only place that names the subject.
+var deniedPublish = regexp.MustCompile(`(?i)publish to "(\S+)"`)
+
+func (b *Bus) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
+	subject := ""
+	if sub != nil {
+		subject = sub.Subject
+	}
+	switch {
+	case errors.Is(err, nats.ErrPermissionViolation):
+		if m := deniedPublish.FindStringSubmatch(err.Error()); m != nil {
+			subject = m[1]
+			b.noteDenied(subject)
+		}
+		b.log.Error("nats permission denied", slog.String("subject", subject), slog.Any("error", err))
+	case errors.Is(err, nats.ErrSlowConsumer):
+		dropped := 0
+		if sub != nil {
+			dropped, _ = sub.Dropped()
+		}
+		b.log.Error("nats slow consumer, messages dropped", slog.String("subject", subject), slog.Int("dropped", dropped))
+	default:
+		b.log.Warn("nats error", slog.String("subject", subject), slog.Any("error", err))
+	}
+}
+
+const maxDenied = 256
+
+func (b *Bus) noteDenied(subject string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.denied) >= maxDenied {
+		clear(b.denied)
+	}
+	b.denied[subject] = time.Now()
+}
+
+// deniedSince reports whether the server refused a publish to subject at or
+// after start. It is asked only once an answer is overdue.
+func (b *Bus) deniedSince(subject string, start time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at, ok := b.denied[subject]
+	return ok && !at.Before(start)
+}
+
+func withDefaultTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, d)
+}

@@ -1,0 +1,241 @@
+// Package bustest starts real NATS servers for tests. They listen on a free
+// port of the loopback, keep their data in t.TempDir, and are closed by the
+// test's cleanup.
+package bustest
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats-server/v2/server/ats"
+
+	"parley/bus"
+)
+
+// The server's access-time ticker waits on a channel made at package init.
+// Started inside a synctest bubble it never blocks durably, and fake time
+// stands still; started here it belongs to no bubble. TestFakeTimeMoves is the
+// canary.
+func init() { ats.Register() } //nolint:gochecknoinits // see above
+
+// Server is a running test server, or a cluster of them.
+type Server struct {
+	nodes []*node
+	fake  bool
+}
+
+type node struct {
+	opts *server.Options
+	ns   *server.Server
+}
+
+const ready = 20 * time.Second
+
+// Option changes how a server is started.
+type Option func(*server.Options)
+
+// SyncAlways makes the server sync before it acknowledges. Tests are lazy by
+// default.
+func SyncAlways(o *server.Options) { o.SyncAlways = true }
+
+// New starts one server.
+func New(tb testing.TB, options ...Option) *Server {
+	tb.Helper()
+	s := &Server{nodes: []*node{{opts: baseOptions(tb, "test", options)}}}
+	s.start(tb)
+	return s
+}
+
+// NewFake starts a server without a socket, for use inside a synctest bubble:
+// its time is the bubble's. It, and everything connected to it, is closed by
+// the bubble's cleanup. What cannot be had there: a cluster, a socket, and a
+// reconnect (the NATS client takes a timer from a pool for it that is shared
+// with what runs outside). Connect with Config, which sets FakeTime.
+func NewFake(t *testing.T, options ...Option) *Server {
+	t.Helper()
+	o := baseOptions(t, "fake", options)
+	o.DontListen = true
+	s := &Server{nodes: []*node{{opts: o}}, fake: true}
+	s.start(t)
+	return s
+}
+
+// NewCluster starts n servers that form a cluster with a leader.
+func NewCluster(tb testing.TB, n int, options ...Option) *Server {
+	tb.Helper()
+	routes := make([]*url.URL, n)
+	ports := make([]int, n)
+	for i := range n {
+		ports[i] = freePort(tb)
+		routes[i] = &url.URL{Scheme: "nats-route", Host: fmt.Sprintf("127.0.0.1:%d", ports[i])}
+	}
+	s := &Server{}
+	for i := range n {
+		o := baseOptions(tb, fmt.Sprintf("n%d", i+1), options)
+		o.Port = freePort(tb)
+		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: ports[i]}
+		o.Routes = routes
+		s.nodes = append(s.nodes, &node{opts: o})
+	}
+	s.start(tb)
+	Eventually(tb, "a meta leader", func() bool {
+		for _, n := range s.nodes {
+			if n.ns.JetStreamIsLeader() && len(n.ns.JetStreamClusterPeers()) == len(s.nodes) {
+				return true
+			}
+		}
+		return false
+	})
+	return s
+}
+
+func baseOptions(tb testing.TB, name string, options []Option) *server.Options {
+	o := &server.Options{
+		ServerName: name, Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true,
+		JetStream: true, StoreDir: tb.TempDir(), JetStreamMaxStore: 64 << 30, MaxPayload: 4 << 20,
+	}
+	for _, option := range options {
+		option(o)
+	}
+	return o
+}
+
+func (s *Server) start(tb testing.TB) {
+	tb.Helper()
+	tb.Cleanup(s.Close)
+	for i := range s.nodes {
+		s.startNode(tb, i)
+	}
+	for _, n := range s.nodes {
+		if !n.ns.ReadyForConnections(ready) {
+			tb.Fatalf("bustest: server %s is not ready", n.opts.ServerName)
+		}
+	}
+}
+
+func (s *Server) startNode(tb testing.TB, i int) {
+	tb.Helper()
+	n := s.nodes[i]
+	ns, err := server.NewServer(n.opts.Clone())
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	n.ns = ns
+	ns.Start()
+}
+
+// Close stops every server and waits for it.
+func (s *Server) Close() {
+	for i := range s.nodes {
+		s.Stop(i)
+	}
+}
+
+// Stop stops server i and waits for it; its data stays.
+func (s *Server) Stop(i int) {
+	if n := s.nodes[i]; n.ns != nil {
+		n.ns.Shutdown()
+		n.ns.WaitForShutdown()
+	}
+}
+
+// Start starts a stopped server i again, at the same address, with its data.
+func (s *Server) Start(tb testing.TB, i int) {
+	tb.Helper()
+	s.startNode(tb, i)
+	if !s.nodes[i].ns.ReadyForConnections(ready) {
+		tb.Fatalf("bustest: server %s is not ready", s.nodes[i].opts.ServerName)
+	}
+}
+
+// Restart stops server i and starts it again, at the same address.
+func (s *Server) Restart(tb testing.TB, i int) {
+	tb.Helper()
+	if addr, ok := s.nodes[i].ns.Addr().(*net.TCPAddr); ok {
+		s.nodes[i].opts.Port = addr.Port
+	}
+	s.Stop(i)
+	s.Start(tb, i)
+}
+
+// NATS gives the server itself, for tests that need its inside.
+func (s *Server) NATS(i int) *server.Server { return s.nodes[i].ns }
+
+// URL is the address of the first server.
+func (s *Server) URL() string { return s.nodes[0].ns.ClientURL() }
+
+// URLs are the addresses of all servers, comma separated.
+func (s *Server) URLs() string {
+	var urls strings.Builder
+	for i, n := range s.nodes {
+		if i > 0 {
+			urls.WriteString(",")
+		}
+		urls.WriteString(n.ns.ClientURL())
+	}
+	return urls.String()
+}
+
+// Config is how to connect to the server.
+func (s *Server) Config() bus.Config {
+	c := bus.Config{Name: "test", SyncAlways: s.nodes[0].opts.SyncAlways, FakeTime: s.fake}
+	if s.fake {
+		c.InProcess = s.nodes[0].ns
+	} else {
+		c.URL = s.URLs()
+	}
+	return c
+}
+
+// Connect gives a connection that is closed by cleanup.
+func (s *Server) Connect(tb testing.TB) *bus.Bus {
+	tb.Helper()
+	b, err := bus.Connect(tb.Context(), s.Config())
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	tb.Cleanup(b.Close)
+	return b
+}
+
+// Bus gives a connection to a server that has all streams and buckets,
+// replicated in a cluster.
+func (s *Server) Bus(tb testing.TB) *bus.Bus {
+	tb.Helper()
+	b := s.Connect(tb)
+	if err := b.Provision(tb.Context(), bus.Provisioning{Replicas: min(len(s.nodes), 3)}); err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	return b
+}
+
+// Eventually waits until ok says true, at most 20 s. Prefer a signal.
+func Eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
+	deadline := time.NewTimer(ready)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-deadline.C:
+			tb.Fatalf("%s: not within %s", what, ready)
+		case <-tick.C:
+		}
+	}
+}
+
+func freePort(tb testing.TB) int {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // a TCP listener's
+}

@@ -1,0 +1,114 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"parley/bus"
+	"parley/bus/bustest"
+)
+
+// Replicated: compare-and-set holds, and writers and readers outlive the loss
+// of the leader.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a cluster takes seconds")
+	}
+	s := bustest.NewCluster(t, 3, bustest.SyncAlways)
+	b := s.Bus(t)
+	state, err := b.StreamState(t.Context(), "FLEET_TASKS")
+	if err != nil || state.Replicas != 3 || state.Leader == "" {
+		t.Fatalf("StreamState = %+v, %v, want 3 replicas and a leader", state, err)
+	}
+	conflict := func(t *testing.T, mode bus.CommitMode) {
+		t.Helper()
+		w, stop := b.Records("FLEET_TASKS", mode)
+		defer stop()
+		r := bus.Record{Subject: fmt.Sprint("fleet.task.mode", mode), WriteID: "a"}
+		seq, err := w.Write(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := w.Write(t.Context(), r); err != nil || again != seq {
+			t.Errorf("the same Write = %d, %v, want %d", again, err, seq)
+		}
+		r.WriteID = "b"
+		if _, err := w.Write(t.Context(), r); !errors.Is(err, bus.ErrConflict) {
+			t.Errorf("another Write = %v, want ErrConflict", err)
+		}
+	}
+	for _, mode := range []bus.CommitMode{bus.CommitDirect, bus.CommitGrouped, bus.CommitAuto} {
+		conflict(t, mode)
+	}
+	raceRecords(t, b, bus.CommitGrouped, 60, 3)
+	clusterLosesLeader(t, s, b)
+}
+
+func clusterLosesLeader(t *testing.T, s *bustest.Server, b *bus.Bus) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	before, err := b.StreamState(ctx, "FLEET_TASKS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const tasks, each = 8, 40
+	var read sync.Map
+	var got atomic.Int64
+	tail := make(chan error, 1)
+	all := make(chan struct{})
+	go func() {
+		var last uint64
+		tail <- b.Tail(ctx, bus.Tail{Stream: "FLEET_TASKS", StartSeq: before.LastSeq + 1, Handle: func(m bus.Msg) {
+			if m.Seq <= last {
+				t.Errorf("sequence %d after %d", m.Seq, last)
+			}
+			last = m.Seq
+			if _, twice := read.LoadOrStore(m.Seq, string(m.Data)); !twice && got.Add(1) == tasks*each {
+				close(all)
+			}
+		}})
+	}()
+	w, stop := b.Records("FLEET_TASKS", bus.CommitAuto)
+	defer stop()
+	var writers sync.WaitGroup
+	half := make(chan struct{})
+	var halfway sync.WaitGroup
+	halfway.Add(tasks)
+	for task := range tasks {
+		writers.Go(func() {
+			seq := uint64(0)
+			for i := range each {
+				if i == each/2 {
+					halfway.Done()
+					<-half
+				}
+				id := fmt.Sprint(task, "-", i)
+				next, err := w.Write(ctx, bus.Record{Subject: fmt.Sprint("fleet.task.chain", task), Expected: seq, WriteID: id, Data: []byte(id)})
+				if err != nil {
+					t.Errorf("Write(%s) = %v", id, err)
+					return
+				}
+				seq = next
+			}
+		})
+	}
+	halfway.Wait()
+	for i := range 3 {
+		if s.NATS(i).Name() == before.Leader {
+			close(half) // the writers go on while the leader stops
+			s.Stop(i)
+		}
+	}
+	writers.Wait()
+	<-all
+	cancel()
+	if err := <-tail; err != nil {
+		t.Errorf("Tail = %v", err)
+	}
+}

@@ -1,0 +1,6 @@
+// Package crash names the points between two steps of a task's life at which
+// a process can be made to die. In an ordinary build Point does nothing and
+// costs nothing; built with the tag crashpoints it ends the process by SIGKILL
+// where PARLEY_CRASH_AT says so, which is how the sweep of crash points tests
+// that nothing is lost or done twice.
+package crash

@@ -1,0 +1,158 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// The errors that callers tell apart, by errors.Is.
+var (
+	// ErrNoResponders is returned when nobody is there to answer, or the
+	// stream has no leader now. Nothing was done; repeating may help.
+	ErrNoResponders = errors.New("no responders")
+	// ErrTimeout is returned when no answer came in time, or the connection
+	// broke before it came. It is ambiguous: the request may have been done.
+	ErrTimeout = errors.New("timed out")
+	// ErrConflict is returned when the expected sequence or revision was
+	// another one. Nothing was stored.
+	ErrConflict = errors.New("wrong last sequence")
+	// ErrFull is returned when a stream refuses a message because of its
+	// limits or the server's resources. Nothing was stored.
+	ErrFull = errors.New("stream is full")
+	// ErrNotFound is returned when the message, key, object, stream or
+	// consumer does not exist.
+	ErrNotFound = errors.New("not found")
+	// ErrExists is returned when a key is to be created that exists.
+	ErrExists = errors.New("already exists")
+	// ErrClosed is returned when the bus or the subscription is closed.
+	ErrClosed = errors.New("closed")
+	// ErrDenied is returned when the server's permissions forbid it.
+	ErrDenied = errors.New("permission denied")
+)
+
+// errRefused marks a write that the server refused for a reason of its own
+// content (headers, size); repeating it is useless.
+var errRefused = errors.New("refused")
+
+// JetStream error codes that have a meaning here.
+var jsErrors = map[jetstream.ErrorCode]error{
+	10071: ErrConflict, // wrong last sequence: N
+	10164: ErrConflict, // the same on replicated streams
+	10070: ErrConflict, // wrong last message id
+
+	10077: ErrFull, // maximum messages, bytes exceeded
+	10047: ErrFull, // insufficient storage resources
+	10023: ErrFull, // insufficient resources
+	10028: ErrFull, // insufficient memory resources
+	10002: ErrFull, // account resource limits
+	10122: ErrFull, // stream max bytes exceeds account limit
+
+	10037: ErrNotFound, // message
+	10043: ErrNotFound, // sequence
+	10059: ErrNotFound, // stream
+	10014: ErrNotFound, // consumer
+	10149: ErrNotFound, // consumer
+
+	10008: ErrNoResponders, // JetStream temporarily unavailable
+	10009: ErrNoResponders, // not leader
+	10118: ErrNoResponders, // stream offline
+	10119: ErrNoResponders, // consumer offline
+	10158: ErrNoResponders, // duplicate message id in process
+	10163: ErrNoResponders, // expected last sequence per subject not ready
+	10167: ErrNoResponders, // too many requests
+	10210: ErrNoResponders, // too many atomic batches in flight
+	10039: ErrNoResponders, // JetStream not enabled for account (starting)
+	10076: ErrNoResponders, // JetStream not enabled (starting)
+}
+
+// clientErrors maps the client library's errors, first match wins.
+var clientErrors = []struct{ is, ours error }{
+	{nats.ErrNoResponders, ErrNoResponders},
+	{jetstream.ErrNoStreamResponse, ErrNoResponders},
+	{nats.ErrTimeout, ErrTimeout},
+	{nats.ErrDisconnected, ErrTimeout},
+	{nats.ErrStaleConnection, ErrTimeout},
+	{nats.ErrReconnectBufExceeded, ErrNoResponders},
+	{jetstream.ErrKeyNotFound, ErrNotFound},
+	{jetstream.ErrKeyDeleted, ErrNotFound},
+	{jetstream.ErrObjectNotFound, ErrNotFound},
+	{jetstream.ErrBucketNotFound, ErrNotFound},
+	{jetstream.ErrStreamNotFound, ErrNotFound},
+	{jetstream.ErrConsumerNotFound, ErrNotFound},
+	{jetstream.ErrMsgNotFound, ErrNotFound},
+	{jetstream.ErrKeyExists, ErrExists},
+	{nats.ErrConnectionClosed, ErrClosed},
+	{nats.ErrConnectionDraining, ErrClosed},
+	{nats.ErrConnectionReconnecting, ErrNoResponders},
+	{nats.ErrBadSubscription, ErrClosed},
+	{nats.ErrPermissionViolation, ErrDenied},
+	{nats.ErrAuthorization, ErrDenied},
+	{nats.ErrAuthExpired, ErrDenied},
+	{nats.ErrAuthRevoked, ErrDenied},
+	{nats.ErrAccountAuthExpired, ErrDenied},
+}
+
+// mapError turns an error of the client library into one of ours: our
+// sentinel, and the library's text behind it. A context's error stays in the
+// chain; a deadline is ErrTimeout too.
+func mapError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", ErrTimeout, context.DeadlineExceeded)
+	case errors.Is(err, context.Canceled):
+		return context.Canceled
+	case errors.Is(err, io.EOF):
+		return io.EOF
+	}
+	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
+		return apiError(api)
+	}
+	if js, ok := errors.AsType[jetstream.JetStreamError](err); ok {
+		if api := js.APIError(); api != nil && !errors.Is(err, jetstream.ErrKeyExists) {
+			return apiError(api)
+		}
+	}
+	for _, m := range clientErrors {
+		if errors.Is(err, m.is) {
+			return fmt.Errorf("%w: %s", m.ours, err.Error())
+		}
+	}
+	if isOurs(err) {
+		return err
+	}
+	return errors.New(err.Error()) // the library's own value stays behind the door
+}
+
+func apiError(api *jetstream.APIError) error {
+	if ours, ok := jsErrors[api.ErrorCode]; ok {
+		return fmt.Errorf("%w: %s (%d)", ours, api.Description, api.ErrorCode)
+	}
+	return fmt.Errorf("%w: %s (%d)", errRefused, api.Description, api.ErrorCode)
+}
+
+func isOurs(err error) bool {
+	for _, ours := range []error{
+		ErrNoResponders, ErrTimeout, ErrConflict, ErrFull, ErrNotFound,
+		ErrExists, ErrClosed, ErrDenied, errRefused,
+	} {
+		if errors.Is(err, ours) {
+			return true
+		}
+	}
+	return false
+}
+
+// wrap adds what was tried to an error of the library.
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, mapError(err))
+}

@@ -1,0 +1,56 @@
+package bus
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Objects is a NATS object store: values larger than a message.
+type Objects struct {
+	store jetstream.ObjectStore
+}
+
+// Objects opens a bucket; ErrNotFound when it does not exist.
+func (b *Bus) Objects(ctx context.Context, bucket string) (*Objects, error) {
+	ctx, cancel := withDefaultTimeout(ctx, readTry)
+	defer cancel()
+	store, err := b.js.ObjectStore(ctx, bucket)
+	if err != nil {
+		return nil, fmt.Errorf("open object store %s: %w", bucket, mapError(err))
+	}
+	return &Objects{store: store}, nil
+}
+
+// Put stores what r gives under name. Until all is stored, readers get what
+// was there before.
+func (o *Objects) Put(ctx context.Context, name string, r io.Reader) error {
+	_, err := o.store.Put(ctx, jetstream.ObjectMeta{Name: name}, r)
+	return wrap("put object "+name, err)
+}
+
+// Get opens the object; ErrNotFound when there is none. The last Read checks
+// the digest: an object that is replaced while it is read ends with an error,
+// not with io.EOF.
+func (o *Objects) Get(ctx context.Context, name string) (io.ReadCloser, error) {
+	result, err := o.store.Get(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("get object %s: %w", name, mapError(err))
+	}
+	return &object{ObjectResult: result, name: name}, nil
+}
+
+type object struct {
+	jetstream.ObjectResult
+	name string
+}
+
+func (o *object) Read(p []byte) (int, error) {
+	n, err := o.ObjectResult.Read(p)
+	if err == io.EOF { //nolint:errorlint // Read's contract is io.EOF itself
+		return n, io.EOF
+	}
+	return n, wrap("read object "+o.name, err)
+}

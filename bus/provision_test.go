@@ -1,0 +1,194 @@
+package bus_test
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"parley/bus"
+	"parley/bus/bustest"
+)
+
+// edit changes one stream's configuration behind the bus's back.
+func edit(t *testing.T, b *bus.Bus, stream string, change func(map[string]any)) {
+	t.Helper()
+	cfg := streamConfig(t, b, stream)
+	change(cfg)
+	data, err := json.Marshal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply, err := b.Request(t.Context(), "$JS.API.STREAM.UPDATE."+stream, data, nil)
+	if err != nil || strings.Contains(string(reply.Data), `"error"`) {
+		t.Fatalf("update %s: %s, %v", stream, reply.Data, err)
+	}
+}
+
+func streamConfig(t *testing.T, b *bus.Bus, stream string) map[string]any {
+	t.Helper()
+	reply, err := b.Request(t.Context(), "$JS.API.STREAM.INFO."+stream, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info struct{ Config map[string]any }
+	if err := json.Unmarshal(reply.Data, &info); err != nil {
+		t.Fatal(err)
+	}
+	return info.Config
+}
+
+var streams = []string{"FLEET_TASKS", "FLEET_ANNOUNCE", "FLEET_INBOX", "FLEET_DLQ", "KV_FLEET_IDEM", "KV_FLEET_AGENTS", "OBJ_FLEET_INDEX"}
+
+func TestProvisionIdempotent(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	s := bustest.New(t)
+	c := s.Config()
+	c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b, err := bus.Connect(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	// Many processes start at once.
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := s.Connect(t).Provision(t.Context(), bus.Provisioning{}); err != nil {
+				t.Errorf("Provision = %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, mode := range []string{"", bus.ProvisionCreate, bus.ProvisionVerify, bus.ProvisionOff} {
+		if err := b.Provision(t.Context(), bus.Provisioning{Mode: mode}); err != nil {
+			t.Errorf("Provision(%q) again = %v", mode, err)
+		}
+	}
+	if log.Len() > 0 {
+		t.Errorf("Provision of what is there changed something:\n%s", log.String())
+	}
+	for _, name := range streams {
+		cfg := streamConfig(t, b, name)
+		metadata, _ := cfg["metadata"].(map[string]any)
+		if cfg["storage"] != "file" || cfg["description"] == "" || metadata["app"] != "parley" || cfg["max_consumers"].(float64) <= 0 {
+			t.Errorf("%s: %v", name, cfg)
+		}
+	}
+	tasks := streamConfig(t, b, "FLEET_TASKS")
+	want := map[string]any{
+		"retention": "limits", "discard": "new", "allow_msg_ttl": true, "allow_atomic": true, "allow_direct": true,
+		"max_age": 0.0, "republish": map[string]any{"src": "fleet.task.*", "dest": "fleet.event.{{wildcard(1)}}"},
+	}
+	for field, w := range want {
+		if diff := cmp.Diff(w, tasks[field]); diff != "" {
+			t.Errorf("FLEET_TASKS %s (-want +got):\n%s", field, diff)
+		}
+	}
+}
+
+func TestProvisionAdoptsSafeChanges(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	edit(t, b, "FLEET_TASKS", func(c map[string]any) {
+		c["description"] = "something"
+		c["max_bytes"] = 1 << 20
+		c["allow_atomic"] = false
+		c["republish"] = map[string]any{"src": "fleet.task.*", "dest": "other.{{wildcard(1)}}"}
+		c["metadata"] = map[string]any{"owner": "ops"}
+	})
+	err := b.Provision(t.Context(), bus.Provisioning{Mode: bus.ProvisionVerify})
+	for _, want := range []string{"FLEET_TASKS: allow_atomic is false, true is wanted", "FLEET_TASKS: republish is {Source:fleet.task.* Destination:other."} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("verify = %v, want %q", err, want)
+		}
+	}
+	if err != nil && strings.Contains(err.Error(), "max_bytes") {
+		t.Errorf("verify = %v, complains about a size", err)
+	}
+	if err := b.Provision(t.Context(), bus.Provisioning{MaxBytes: 2 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	got := streamConfig(t, b, "FLEET_TASKS")
+	metadata, _ := got["metadata"].(map[string]any)
+	if got["max_bytes"] != float64(2<<20) || got["allow_atomic"] != true || metadata["owner"] != "ops" || metadata["app"] != "parley" ||
+		!strings.HasPrefix(got["description"].(string), "Task records") {
+		t.Errorf("after create: %v", got)
+	}
+	if err := b.Provision(t.Context(), bus.Provisioning{Mode: bus.ProvisionVerify}); err != nil {
+		t.Errorf("verify after create = %v", err)
+	}
+}
+
+func TestProvisionRefuses(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Connect(t)
+	ctx := t.Context()
+	err := b.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify})
+	for _, name := range streams {
+		if err == nil || !strings.Contains(err.Error(), "stream "+name+" is missing") {
+			t.Errorf("verify of nothing = %v, want %s to be missing", err, name)
+		}
+	}
+	for name, cfg := range map[string]string{
+		"FLEET_TASKS": `{"name":"FLEET_TASKS","subjects":["fleet.task.*","old.task.*"],"storage":"memory","retention":"limits","max_consumers":-1,"max_msgs":-1,"max_bytes":-1,"num_replicas":1}`,
+		"FLEET_INBOX": `{"name":"FLEET_INBOX","subjects":["fleet.dispatch.*"],"storage":"file","retention":"limits","max_consumers":-1,"max_msgs":-1,"max_bytes":-1,"num_replicas":1}`,
+	} {
+		if _, err := b.Request(ctx, "$JS.API.STREAM.CREATE."+name, []byte(cfg), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = b.Provision(ctx, bus.Provisioning{})
+	for _, want := range []string{
+		"stream FLEET_TASKS: storage is Memory, File is wanted, which needs a migration: back the stream up",
+		"stream FLEET_TASKS: subjects is fleet.task.* old.task.*, fleet.task.* is wanted, which needs a migration: move the messages of old.task.*",
+		"stream FLEET_INBOX: retention is Limits, WorkQueue is wanted, which needs a migration",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Provision = %v, want %q", err, want)
+		}
+	}
+	if got := streamConfig(t, b, "FLEET_DLQ"); got["storage"] != "file" {
+		t.Errorf("FLEET_DLQ is not there: %v", got)
+	}
+
+	for p, want := range map[bus.Provisioning]string{
+		{Mode: "maybe"}: `mode "maybe" is not create, verify or off`,
+		{Replicas: 2}:   "2 replicas: use 1, 3 or 5",
+	} {
+		if err := b.Provision(ctx, p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Provision(%+v) = %v, want %q", p, err, want)
+		}
+	}
+	one := bustest.New(t).Connect(t)
+	if err := one.Provision(ctx, bus.Provisioning{Replicas: 3}); err == nil || !strings.Contains(err.Error(), "create with 3 replicas") {
+		t.Errorf("3 replicas on one server = %v", err)
+	}
+	if err := one.Provision(ctx, bus.Provisioning{MaxBytes: 1 << 50}); err == nil || !strings.Contains(err.Error(), "free disk space") {
+		t.Errorf("a petabyte = %v", err)
+	}
+}
+
+func TestConnectErrors(t *testing.T) {
+	t.Parallel()
+	if _, err := bus.Connect(t.Context(), bus.Config{}); err == nil {
+		t.Error("Connect to nothing = nil")
+	}
+	s := bustest.New(t)
+	url := s.URL()
+	s.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if _, err := bus.Connect(ctx, bus.Config{URL: url, ConnectTimeout: 300_000_000}); err == nil || !strings.Contains(err.Error(), url) {
+		t.Errorf("Connect to a server that is off = %v, want the address", err)
+	}
+	cancel()
+	if _, err := bus.Connect(ctx, bus.Config{URL: url}); err == nil {
+		t.Error("Connect with an ended context = nil")
+	}
+}

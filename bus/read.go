@@ -1,0 +1,309 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// readTry bounds a read whose context has no deadline.
+const readTry = 5 * time.Second
+
+// getRequest is the request of STREAM.MSG.GET and DIRECT.GET.
+type getRequest struct {
+	Seq       uint64   `json:"seq,omitempty"`
+	LastFor   string   `json:"last_by_subj,omitempty"`
+	NextFor   string   `json:"next_by_subj,omitempty"`
+	Batch     int      `json:"batch,omitempty"`
+	MultiLast []string `json:"multi_last,omitempty"`
+	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
+}
+
+// Last returns the last message of subject as the stream's leader has it.
+func (b *Bus) Last(ctx context.Context, stream, subject string) (Msg, error) {
+	return b.leaderGet(ctx, stream, getRequest{LastFor: subject})
+}
+
+// nextFor returns the first message of subject at or after seq, from the
+// leader.
+func (b *Bus) nextFor(ctx context.Context, stream, subject string, seq uint64) (Msg, error) {
+	return b.leaderGet(ctx, stream, getRequest{NextFor: subject, Seq: max(seq, 1)})
+}
+
+// LastDirect is Last from any replica: cheaper, and on a replicated stream it
+// may lag behind.
+func (b *Bus) LastDirect(ctx context.Context, stream, subject string) (Msg, error) {
+	return b.directGet(ctx, stream, getRequest{LastFor: subject})
+}
+
+// Get returns the message with that sequence, from any replica, and from the
+// leader when that one does not have it (yet).
+func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (Msg, error) {
+	m, err := b.directGet(ctx, stream, getRequest{Seq: seq})
+	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrNoResponders) {
+		return b.leaderGet(ctx, stream, getRequest{Seq: seq})
+	}
+	return m, err
+}
+
+// History returns the messages of subject (which may have wildcards) from
+// fromSeq on, at most limit, in ascending stream sequence, and whether there
+// are more. The leader has the last word on what is the end.
+func (b *Bus) History(ctx context.Context, stream, subject string, fromSeq uint64, limit int) ([]Msg, bool, error) {
+	if limit <= 0 {
+		return nil, false, fmt.Errorf("history of %s: limit %d is not positive", subject, limit)
+	}
+	ctx, cancel := withDefaultTimeout(ctx, readTry)
+	defer cancel()
+	next := max(fromSeq, 1)
+	msgs := make([]Msg, 0, min(limit, 64))
+	for len(msgs) < limit {
+		got, _, err := b.directBatch(ctx, stream, getRequest{NextFor: subject, Seq: next, Batch: limit - len(msgs)})
+		if err != nil {
+			return nil, false, fmt.Errorf("history of %s: %w", subject, err)
+		}
+		if len(got) == 0 {
+			break
+		}
+		msgs = append(msgs, got...)
+		next = got[len(got)-1].Seq + 1
+	}
+	// A replica may lag: ask the leader what follows.
+	for {
+		m, err := b.nextFor(ctx, stream, subject, next)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			return msgs, false, nil
+		case err != nil:
+			return nil, false, fmt.Errorf("history of %s: %w", subject, err)
+		case len(msgs) == limit:
+			return msgs, true, nil
+		}
+		msgs = append(msgs, m)
+		next = m.Seq + 1
+	}
+}
+
+// Purge deletes every message of subject; it is a success when there is none.
+func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
+	var resp struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	return wrap("purge "+subject, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]string{"filter": subject}, &resp, &resp.Error))
+}
+
+// StreamState is what a stream holds now.
+type StreamState struct {
+	Msgs, Bytes       uint64
+	MaxBytes          int64 // -1 = no limit
+	FirstSeq, LastSeq uint64
+	Subjects          uint64
+	Replicas          int
+	Leader            string // server name, "" on a single server
+	Created           time.Time
+}
+
+// StreamState asks the stream's leader.
+func (b *Bus) StreamState(ctx context.Context, stream string) (StreamState, error) {
+	var resp struct {
+		jetstream.StreamInfo
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := b.apiCall(ctx, "STREAM.INFO."+stream, nil, &resp, &resp.Error); err != nil {
+		return StreamState{}, fmt.Errorf("state of %s: %w", stream, err)
+	}
+	s := StreamState{
+		Msgs: resp.State.Msgs, Bytes: resp.State.Bytes, MaxBytes: resp.Config.MaxBytes,
+		FirstSeq: resp.State.FirstSeq, LastSeq: resp.State.LastSeq,
+		Subjects: resp.State.NumSubjects, Replicas: resp.Config.Replicas, Created: resp.Created,
+	}
+	if resp.Cluster != nil {
+		s.Leader = resp.Cluster.Leader
+	}
+	return s, nil
+}
+
+// deleteMsg removes one message; ErrNotFound when it is not there.
+func (b *Bus) deleteMsg(ctx context.Context, stream string, seq uint64) error {
+	var resp struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	err := b.apiCall(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &resp, &resp.Error)
+	return wrap("delete message", err)
+}
+
+// apiCall is one request to the JetStream API. apiErr points at the error
+// field of resp.
+func (b *Bus) apiCall(ctx context.Context, subject string, req, resp any, apiErr **jetstream.APIError) error {
+	ctx, cancel := withDefaultTimeout(ctx, readTry)
+	defer cancel()
+	var data []byte
+	if req != nil {
+		var err error
+		if data, err = json.Marshal(req); err != nil {
+			return err
+		}
+	}
+	m, err := b.request(ctx, &nats.Msg{Subject: b.api + subject, Data: data})
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(m.Data, resp); err != nil {
+		return fmt.Errorf("answer of %s: %w", subject, err)
+	}
+	if *apiErr != nil {
+		return apiError(*apiErr)
+	}
+	return nil
+}
+
+func (b *Bus) leaderGet(ctx context.Context, stream string, req getRequest) (Msg, error) {
+	var resp struct {
+		Message struct {
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
+		} `json:"message"`
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := b.apiCall(ctx, "STREAM.MSG.GET."+stream, req, &resp, &resp.Error); err != nil {
+		return Msg{}, fmt.Errorf("get from %s: %w", stream, err)
+	}
+	m := Msg{
+		Subject: resp.Message.Subject, Seq: resp.Message.Seq, Data: resp.Message.Data,
+		Time: resp.Message.Time.UTC(), Stream: stream, nc: b.nc,
+	}
+	if len(resp.Message.Header) > 0 {
+		h, err := nats.DecodeHeadersMsg(resp.Message.Header)
+		if err != nil {
+			return Msg{}, fmt.Errorf("headers of %s %d: %w", stream, m.Seq, mapError(err))
+		}
+		m.Header = Header(h)
+	}
+	return m, nil
+}
+
+func (b *Bus) directGet(ctx context.Context, stream string, req getRequest) (Msg, error) {
+	ctx, cancel := withDefaultTimeout(ctx, readTry)
+	defer cancel()
+	data, err := json.Marshal(req)
+	if err != nil {
+		return Msg{}, err
+	}
+	m, err := b.request(ctx, &nats.Msg{Subject: b.api + "DIRECT.GET." + stream, Data: data})
+	if err == nil {
+		err = directStatus(m)
+	}
+	if err != nil {
+		return Msg{}, fmt.Errorf("get from %s: %w", stream, err)
+	}
+	return b.fromDirect(stream, m)
+}
+
+// directStatus is the error in a direct get's answer.
+func directStatus(m *nats.Msg) error {
+	if len(m.Data) > 0 {
+		return nil
+	}
+	switch status := Header(m.Header).Get("Status"); status {
+	case "":
+		return nil
+	case "404":
+		return ErrNotFound
+	case "408":
+		return fmt.Errorf("%w: %s", errRefused, "bad request")
+	default:
+		return fmt.Errorf("%w: status %s %s", errRefused, status, Header(m.Header).Get("Description"))
+	}
+}
+
+// fromDirect reads an answer whose place is told in headers, and removes those.
+func (b *Bus) fromDirect(stream string, m *nats.Msg) (Msg, error) {
+	h := Header(m.Header)
+	seq, err := strconv.ParseUint(h.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return Msg{}, fmt.Errorf("get from %s: header %s: %w", stream, jetstream.SequenceHeader, err)
+	}
+	at, err := time.Parse(time.RFC3339Nano, h.Get(jetstream.TimeStampHeaer))
+	if err != nil {
+		return Msg{}, fmt.Errorf("get from %s: header %s: %w", stream, jetstream.TimeStampHeaer, err)
+	}
+	out := Msg{
+		Subject: h.Get(jetstream.SubjectHeader), Seq: seq, Data: m.Data, Time: at.UTC(),
+		Stream: stream, Header: h, nc: b.nc,
+	}
+	for _, name := range []string{
+		jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer,
+		jetstream.SubjectHeader, "Nats-Num-Pending", jetstream.LastSequenceHeader,
+	} {
+		delete(h, name)
+	}
+	if len(h) == 0 {
+		out.Header = nil
+	}
+	return out, nil
+}
+
+// directBatch is one batched direct get: everything up to the end-of-batch
+// mark, and how many follow it. A batch that breaks off is an error, never a
+// short answer.
+func (b *Bus) directBatch(ctx context.Context, stream string, req getRequest) (msgs []Msg, pending uint64, err error) {
+	data, err := json.Marshal(req)
+	if err != nil {
+		return nil, 0, err
+	}
+	inbox := b.nc.NewRespInbox()
+	sub, err := b.nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, 0, mapError(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := sub.SetPendingLimits(-1, -1); err != nil {
+		return nil, 0, mapError(err)
+	}
+	request := &nats.Msg{Subject: b.api + "DIRECT.GET." + stream, Reply: inbox, Data: data}
+	if err := b.nc.PublishMsg(request); err != nil {
+		return nil, 0, mapError(err)
+	}
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return nil, 0, mapError(err)
+		}
+		h := Header(m.Header)
+		if len(m.Data) == 0 {
+			switch h.Get("Status") {
+			case "204":
+				pending, err = strconv.ParseUint(h.Get("Nats-Num-Pending"), 10, 64)
+				if err != nil {
+					return nil, 0, fmt.Errorf("end of batch from %s: %w", stream, err)
+				}
+				return msgs, pending, nil
+			case "404":
+				// Nothing matches; or, with messages resolved, one failed to load.
+				if len(msgs) > 0 || (len(req.MultiLast) > 0 && h.Get("Description") != "No Results") {
+					return nil, 0, fmt.Errorf("%w: %s", ErrNoResponders, h.Get("Description"))
+				}
+				return nil, 0, nil
+			case "503":
+				return nil, 0, ErrNoResponders
+			}
+		}
+		if err := directStatus(m); err != nil {
+			return nil, 0, err
+		}
+		msg, err := b.fromDirect(stream, m)
+		if err != nil {
+			return nil, 0, err
+		}
+		msgs = append(msgs, msg)
+	}
+}

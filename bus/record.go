@@ -1,0 +1,225 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"parley/subjects"
+)
+
+// Record is one write by compare-and-set on the literal Subject.
+type Record struct {
+	Subject  string
+	Expected uint64 // last sequence of Subject, 0 = none
+	WriteID  string // unique per write
+	Data     []byte
+	Header   Header
+	TTL      time.Duration // 0 = none; rounded up to whole seconds
+}
+
+// RecordWriter writes records. Write blocks until the record is stored and
+// returns its sequence; it may be called from any number of goroutines.
+//
+// ErrConflict says that another write came first; nothing was stored. ErrFull
+// says that the stream refused. While the stream cannot be reached Write
+// repeats until ctx ends; then the error wraps ctx's, and if it wraps
+// ErrTimeout the record may have been stored, or still be.
+type RecordWriter interface {
+	Write(ctx context.Context, r Record) (seq uint64, err error)
+}
+
+// CommitMode says how Records writes.
+type CommitMode int
+
+const (
+	// CommitAuto groups where it is known to pay: on an unreplicated stream of
+	// a server that syncs always (Config.SyncAlways).
+	CommitAuto CommitMode = iota
+	// CommitDirect sends each record by itself; concurrent writers pipeline.
+	CommitDirect
+	// CommitGrouped commits in atomic batches what piled up during the last
+	// commit.
+	CommitGrouped
+)
+
+// Records returns a writer for stream and the function that stops it: writes
+// in hand are finished, later ones get ErrClosed.
+func (b *Bus) Records(stream string, mode CommitMode) (RecordWriter, func()) {
+	direct := &directWriter{b: b, stream: stream}
+	switch {
+	case mode == CommitDirect, mode == CommitAuto && !b.cfg.SyncAlways:
+		return direct, direct.stop
+	case mode == CommitGrouped:
+		g := newCommitter(b, stream)
+		return g, g.stop
+	}
+	a := &autoWriter{b: b, stream: stream, direct: direct}
+	return a, a.stop
+}
+
+// autoWriter chooses at the first write that finds the stream.
+type autoWriter struct {
+	b      *Bus
+	stream string
+	direct *directWriter
+
+	mu      sync.Mutex
+	chosen  RecordWriter // guarded by mu
+	grouped *committer   // guarded by mu
+	stopped bool         // guarded by mu
+}
+
+func (a *autoWriter) Write(ctx context.Context, r Record) (uint64, error) {
+	w, err := a.choose(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return w.Write(ctx, r)
+}
+
+func (a *autoWriter) choose(ctx context.Context) (RecordWriter, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stopped {
+		return nil, fmt.Errorf("write to %s: %w", a.stream, ErrClosed)
+	}
+	if a.chosen != nil {
+		return a.chosen, nil
+	}
+	state, err := a.b.StreamState(ctx, a.stream)
+	switch {
+	case mayRepeat(err):
+		return a.direct, nil // its own repeats wait for the stream; ask again next time
+	case err != nil:
+		return nil, err
+	case state.Replicas > 1:
+		a.chosen = a.direct
+	default:
+		a.grouped = newCommitter(a.b, a.stream)
+		a.chosen = a.grouped
+	}
+	return a.chosen, nil
+}
+
+func (a *autoWriter) stop() {
+	a.mu.Lock()
+	a.stopped = true
+	g := a.grouped
+	a.mu.Unlock()
+	a.direct.stop()
+	if g != nil {
+		g.stop()
+	}
+}
+
+// directWriter sends each record as a publish of its own.
+type directWriter struct {
+	b      *Bus
+	stream string
+
+	mu      sync.Mutex
+	stopped bool           // guarded by mu
+	writes  sync.WaitGroup // Add only with mu held and not stopped
+}
+
+func (w *directWriter) Write(ctx context.Context, r Record) (uint64, error) {
+	w.mu.Lock()
+	if w.stopped {
+		w.mu.Unlock()
+		return 0, fmt.Errorf("write %s: %w", r.Subject, ErrClosed)
+	}
+	w.writes.Add(1)
+	w.mu.Unlock()
+	defer w.writes.Done()
+	return w.b.writeRecord(ctx, w.stream, r)
+}
+
+func (w *directWriter) stop() {
+	w.mu.Lock()
+	w.stopped = true
+	w.mu.Unlock()
+	w.writes.Wait()
+}
+
+// writeRecord tries until the record is stored, refused or ctx ends.
+func (b *Bus) writeRecord(ctx context.Context, stream string, r Record) (uint64, error) {
+	bo := newBackoff(50*time.Millisecond, 2*time.Second)
+	for {
+		a, err := b.publishStored(ctx, r.message(stream))
+		if err == nil {
+			return a.Seq, nil
+		}
+		seq, err := b.settle(ctx, stream, r, err)
+		if err == nil || !mayRepeat(err) {
+			return seq, err
+		}
+		if werr := wait(ctx, bo); werr != nil {
+			return 0, fmt.Errorf("%w (last: %w)", werr, err)
+		}
+	}
+}
+
+// lastLook bounds the read-back of a write whose context has ended.
+const lastLook = time.Second
+
+// settle decides what became of a write that ended with cause. A conflict and
+// an ambiguous time-out are read back from the leader: if the first message of
+// the subject after Expected carries the write's own id, it was stored, and
+// settle returns its sequence; if it carries another, that is ErrConflict. An
+// error for which mayRepeat is true means: not stored as far as the leader
+// knows. A repeat is safe then, because at most one write can follow Expected.
+func (b *Bus) settle(ctx context.Context, stream string, r Record, cause error) (uint64, error) {
+	err := fmt.Errorf("write %s after %d: %w", r.Subject, r.Expected, cause)
+	conflict := errors.Is(cause, ErrConflict)
+	if !conflict && !errors.Is(cause, ErrTimeout) {
+		return 0, err
+	}
+	// The caller's deadline may be what made it ambiguous; one short look more
+	// is worth it.
+	try := readTry
+	if ctx.Err() != nil {
+		ctx, try = context.WithoutCancel(ctx), lastLook
+	}
+	ctx, cancel := context.WithTimeout(ctx, try)
+	defer cancel()
+	next, rerr := b.nextFor(ctx, stream, r.Subject, r.Expected+1)
+	switch {
+	case rerr == nil && next.Header.Get(subjects.HeaderWriteID) == r.WriteID && r.WriteID != "":
+		return next.Seq, nil
+	case rerr == nil:
+		return 0, fmt.Errorf("write %s after %d: %w: %d is there", r.Subject, r.Expected, ErrConflict, next.Seq)
+	case conflict, errors.Is(rerr, ErrNotFound):
+		return 0, err
+	default:
+		return 0, fmt.Errorf("%w (read back: %w)", err, rerr)
+	}
+}
+
+// message builds the wire form: the record's headers, its expectation, id and
+// TTL.
+func (r Record) message(stream string) *nats.Msg {
+	h := make(nats.Header, len(r.Header)+6) // room for the batch headers
+	maps.Copy(h, r.Header)
+	h[jetstream.ExpectedStreamHeader] = []string{stream}
+	h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatUint(r.Expected, 10)}
+	if r.WriteID != "" {
+		h[subjects.HeaderWriteID] = []string{r.WriteID}
+	}
+	if r.TTL > 0 {
+		h[jetstream.MsgTTLHeader] = []string{ttlSeconds(r.TTL)}
+	}
+	return &nats.Msg{Subject: r.Subject, Header: h, Data: r.Data}
+}
+
+// ttlSeconds rounds up to whole seconds, the unit of Nats-TTL.
+func ttlSeconds(d time.Duration) string {
+	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10) + "s"
+}

@@ -1,0 +1,255 @@
+package bus
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"parley/subjects"
+)
+
+// Service is a NATS micro service: nats micro ls, info and stats show it.
+type Service struct {
+	Name, Version, Description string // Version is a SemVer
+	Queue                      string // queue group of every endpoint, default "q"
+	Metadata                   map[string]string
+	Endpoints                  []Endpoint
+	Concurrency                int // handlers at a time, default 1024
+}
+
+// Endpoint answers the requests on Subject (which may have wildcards) with
+// what Handle returns. An error becomes {"error":{…}} with the headers
+// Nats-Service-Error and Nats-Service-Error-Code; one that is not a
+// *subjects.Error is answered as unavailable or internal, and logged.
+type Endpoint struct {
+	Name, Subject string
+	Metadata      map[string]string
+	Handle        func(ctx context.Context, m Msg) ([]byte, error)
+}
+
+// serveGrace is how long handlers may go on after stop was called.
+const serveGrace = 5 * time.Second
+
+// service is a running Service. The micro package measures only handlers that
+// block their subscription; ours run concurrently, so the $SRV side is answered
+// here, with the micro package's own message types.
+type service struct {
+	b       *Bus
+	cfg     Service
+	id      string
+	started time.Time
+	slots   chan struct{}
+	work    context.Context //nolint:containedctx // the handlers' context, lives as long as the service
+
+	subs     []*Subscription
+	handlers sync.WaitGroup
+
+	mu    sync.Mutex
+	stats []micro.EndpointStats // guarded by mu, one per endpoint
+}
+
+// Serve registers s and answers requests until stop is called. Handlers run
+// concurrently, each on its own goroutine; ctx gives their context its values,
+// but its end does not cancel them: stop takes no new requests, waits for those
+// in hand, cancels them after 5 s, and returns when all have returned.
+func (b *Bus) Serve(ctx context.Context, s Service) (stop func(), err error) {
+	s.Queue = cmp.Or(s.Queue, micro.DefaultQueueGroup)
+	s.Concurrency = cmp.Or(s.Concurrency, 1024)
+	if s.Name == "" || s.Version == "" {
+		return nil, errors.New("serve: a service needs a name and a version")
+	}
+	work, abort := context.WithCancelCause(context.WithoutCancel(ctx))
+	r := &service{
+		b: b, cfg: s, id: rand.Text(), started: time.Now().UTC(), work: work,
+		slots: make(chan struct{}, s.Concurrency), stats: make([]micro.EndpointStats, len(s.Endpoints)),
+	}
+	once := sync.OnceFunc(func() { r.stop(abort) })
+	if err := r.subscribe(); err != nil {
+		once()
+		return nil, fmt.Errorf("serve %s: %w", s.Name, err)
+	}
+	return once, nil
+}
+
+func (r *service) subscribe() error {
+	for i, e := range r.cfg.Endpoints {
+		r.stats[i] = micro.EndpointStats{Name: e.Name, Subject: e.Subject, QueueGroup: r.cfg.Queue}
+		sub, err := r.b.subscribe(e.Subject, r.cfg.Queue, func(m *nats.Msg) { r.request(i, m) })
+		if err != nil {
+			return err
+		}
+		r.subs = append(r.subs, sub)
+	}
+	for verb, answer := range map[micro.Verb]func() any{
+		micro.PingVerb: func() any { return micro.Ping{ServiceIdentity: r.identity(), Type: micro.PingResponseType} },
+		micro.InfoVerb: func() any { return r.info() }, micro.StatsVerb: func() any { return r.statistics() },
+	} {
+		for _, to := range [][2]string{{}, {r.cfg.Name}, {r.cfg.Name, r.id}} {
+			subject, err := micro.ControlSubject(verb, to[0], to[1])
+			if err != nil {
+				return err
+			}
+			sub, err := r.b.subscribe(subject, "", func(m *nats.Msg) {
+				if data, err := json.Marshal(answer()); err == nil {
+					r.respond(m, &nats.Msg{Data: data})
+				}
+			})
+			if err != nil {
+				return err
+			}
+			r.subs = append(r.subs, sub)
+		}
+	}
+	return nil
+}
+
+// request runs on the endpoint's subscription; it waits only for a free slot.
+func (r *service) request(i int, m *nats.Msg) {
+	r.slots <- struct{}{}
+	r.handlers.Go(func() {
+		defer func() { <-r.slots }()
+		start := time.Now()
+		data, err := r.call(r.cfg.Endpoints[i], fromNATS(r.b.nc, m))
+		reply := &nats.Msg{Data: data}
+		if limit := r.b.nc.MaxPayload(); err == nil && int64(len(data)) > limit {
+			err = subjects.Errorf(subjects.CodePayloadTooLarge,
+				"the reply of %d bytes exceeds the server's limit of %d", len(data), limit)
+		}
+		if err != nil {
+			reply = r.refusal(m.Subject, err)
+		}
+		r.count(i, time.Since(start), reply.Header)
+		r.respond(m, reply)
+	})
+}
+
+func (r *service) call(e Endpoint, m Msg) (data []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.b.log.Error("endpoint panicked", slog.String("subject", m.Subject),
+				slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			err = fmt.Errorf("endpoint panicked: %v", p)
+		}
+	}()
+	return e.Handle(r.work, m)
+}
+
+func (r *service) respond(m, reply *nats.Msg) {
+	if m.Reply == "" {
+		return
+	}
+	reply.Subject = m.Reply
+	if err := r.b.nc.PublishMsg(reply); err != nil {
+		r.b.log.Warn("reply not sent", slog.String("subject", m.Subject), slog.Any("error", mapError(err)))
+	}
+}
+
+// refusal is the wire form of an error.
+func (r *service) refusal(subject string, err error) *nats.Msg {
+	e, ours := errors.AsType[*subjects.Error](err)
+	if !ours {
+		r.b.log.Error("endpoint failed", slog.String("subject", subject), slog.Any("error", err))
+		e = wireError(err)
+	}
+	data, merr := json.Marshal(map[string]*subjects.Error{"error": e})
+	if merr != nil {
+		data = []byte(`{"error":{"code":"internal","message":"an internal error"}}`)
+	}
+	_, _, _, status := subjects.CodeInfo(e.Code)
+	return &nats.Msg{Data: data, Header: nats.Header{
+		micro.ErrorHeader:     []string{reasonLine(string(e.Code) + ": " + e.Message)},
+		micro.ErrorCodeHeader: []string{strconv.Itoa(status)},
+	}}
+}
+
+// wireError is what a caller hears of an error that is not the contract's: a
+// bus that is away or full may be asked again.
+func wireError(err error) *subjects.Error {
+	for _, again := range []error{ErrNoResponders, ErrTimeout, ErrFull, ErrClosed, context.Canceled} {
+		if errors.Is(err, again) {
+			e := subjects.Errorf(subjects.CodeUnavailable, "the fleet's store does not answer now").
+				WithRemedy("repeat the request").RetryAfter(time.Second)
+			e.Err = err
+			return e
+		}
+	}
+	return subjects.AsError(err)
+}
+
+// stop drains, waits, aborts, and waits again.
+func (r *service) stop(abort context.CancelCauseFunc) {
+	var draining sync.WaitGroup
+	for _, sub := range r.subs {
+		draining.Go(func() {
+			if err := sub.Drain(); err != nil {
+				r.b.log.Debug("endpoint not drained", slog.String("service", r.cfg.Name), slog.Any("error", err))
+				_ = sub.Unsubscribe()
+			}
+		})
+	}
+	timer := time.AfterFunc(serveGrace, func() { abort(errStopping) })
+	defer timer.Stop()
+	draining.Wait()
+	r.handlers.Wait()
+	abort(nil)
+}
+
+func (r *service) identity() micro.ServiceIdentity {
+	metadata := r.cfg.Metadata
+	if metadata == nil {
+		metadata = map[string]string{}
+	}
+	return micro.ServiceIdentity{Name: r.cfg.Name, ID: r.id, Version: r.cfg.Version, Metadata: metadata}
+}
+
+func (r *service) info() micro.Info {
+	info := micro.Info{
+		ServiceIdentity: r.identity(), Type: micro.InfoResponseType, Description: r.cfg.Description,
+		Endpoints: []micro.EndpointInfo{},
+	}
+	for _, e := range r.cfg.Endpoints {
+		info.Endpoints = append(info.Endpoints, micro.EndpointInfo{
+			Name: e.Name, Subject: e.Subject, QueueGroup: r.cfg.Queue, Metadata: e.Metadata,
+		})
+	}
+	return info
+}
+
+func (r *service) statistics() micro.Stats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := micro.Stats{
+		ServiceIdentity: r.identity(), Type: micro.StatsResponseType, Started: r.started,
+		Endpoints: make([]*micro.EndpointStats, len(r.stats)),
+	}
+	for i, e := range r.stats {
+		if e.NumRequests > 0 {
+			e.AverageProcessingTime = e.ProcessingTime / time.Duration(e.NumRequests)
+		}
+		s.Endpoints[i] = &e
+	}
+	return s
+}
+
+func (r *service) count(i int, took time.Duration, h nats.Header) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := &r.stats[i]
+	e.NumRequests++
+	e.ProcessingTime += took
+	if code := Header(h).Get(micro.ErrorCodeHeader); code != "" {
+		e.NumErrors++
+		e.LastError = code + ":" + Header(h).Get(micro.ErrorHeader)
+	}
+}

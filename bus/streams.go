@@ -1,0 +1,129 @@
+package bus
+
+import (
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"parley/subjects"
+)
+
+// consumerRouters is the inbox's durable consumer.
+const consumerRouters = "routers"
+
+// deadLetterPrefix is followed by the origin's stream and subject.
+const deadLetterPrefix = "fleet.dlq."
+
+// maxConsumers is explicit everywhere: a server of 2.15 or later counts to 1000
+// where a stream says nothing, ordered consumers included.
+const maxConsumers = 10_000
+
+const day = 24 * time.Hour
+
+// asset is a stream, or a bucket in the form of its stream, with its durable
+// consumers.
+type asset struct {
+	stream    jetstream.StreamConfig
+	consumers []jetstream.ConsumerConfig
+}
+
+// catalogue is the one table of everything that is stored.
+func catalogue(p Provisioning) []asset {
+	return []asset{
+		{stream: jetstream.StreamConfig{
+			Name:        subjects.StreamTasks,
+			Description: "Task records: the truth about every task; written by routers only, by compare-and-set",
+			Subjects:    []string{subjects.TaskPattern},
+			Discard:     jetstream.DiscardNew,
+			MaxBytes:    p.MaxBytes,
+			Duplicates:  time.Second, // records carry no message ids
+
+			AllowMsgTTL: true, AllowAtomicPublish: true,
+			RePublish: &jetstream.RePublish{Source: subjects.TaskPattern, Destination: "fleet.event.{{wildcard(1)}}"},
+			Metadata:  map[string]string{"writer": "router"},
+		}},
+		{stream: jetstream.StreamConfig{
+			Name:              subjects.StreamAnnounce,
+			Description:       "The last announcement of every agent instance",
+			Subjects:          []string{subjects.AnnouncePattern},
+			MaxMsgsPerSubject: 1,
+			MaxAge:            day,
+			MaxBytes:          p.AnnounceMaxBytes,
+			Metadata:          map[string]string{"writer": "agent"},
+		}},
+		{
+			stream: jetstream.StreamConfig{
+				Name:        subjects.StreamInbox,
+				Description: "The raw door: dispatches until they have become a task record",
+				Subjects:    []string{subjects.DispatchPattern},
+				Retention:   jetstream.WorkQueuePolicy,
+				Discard:     jetstream.DiscardNew,
+				MaxMsgs:     1_000_000,
+				MaxBytes:    p.InboxMaxBytes,
+				Metadata:    map[string]string{"writer": "orchestrator"},
+			},
+			consumers: []jetstream.ConsumerConfig{{
+				Durable:     consumerRouters,
+				Description: "Routers copy dispatches into task records",
+				AckPolicy:   jetstream.AckExplicitPolicy,
+				AckWait:     30 * time.Second,
+				MaxDeliver:  -1, MaxAckPending: 10_000, MaxWaiting: 1024,
+			}},
+		},
+		{stream: jetstream.StreamConfig{
+			Name:        subjects.StreamDLQ,
+			Description: "Messages that nobody could handle, with the reason; replay or drop them with parley dlq",
+			Subjects:    []string{deadLetterPrefix + ">"},
+			MaxAge:      7 * day,
+			MaxBytes:    p.DeadLetterMaxBytes,
+			Metadata:    map[string]string{"writer": "workers"},
+		}},
+		// Expired idempotency keys leave no marker: nobody watches them, and a
+		// marker is one write more per key.
+		{stream: bucket(subjects.BucketIdem, "Idempotency keys, 24 h", jetstream.StreamConfig{
+			MaxAge: day, AllowMsgTTL: true, MaxBytes: p.BucketMaxBytes,
+		})},
+		{stream: bucket(subjects.BucketAgents, "Operator drain and cool-down per agent", jetstream.StreamConfig{
+			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: p.BucketMaxBytes,
+		})},
+		{stream: jetstream.StreamConfig{
+			Name:        "OBJ_" + subjects.ObjectsIndex,
+			Description: "Checkpoints of the routers' index",
+			Subjects:    []string{"$O." + subjects.ObjectsIndex + ".C.>", "$O." + subjects.ObjectsIndex + ".M.>"},
+			Discard:     jetstream.DiscardNew,
+			AllowRollup: true,
+			MaxBytes:    p.BucketMaxBytes,
+			Metadata:    map[string]string{"writer": "router"},
+		}},
+	}
+}
+
+// bucket is the stream of a key-value bucket, history 1.
+func bucket(name, description string, c jetstream.StreamConfig) jetstream.StreamConfig {
+	c.Name, c.Description = "KV_"+name, description
+	c.Subjects = []string{"$KV." + name + ".>"}
+	c.MaxMsgsPerSubject = 1
+	c.Discard = jetstream.DiscardNew
+	c.AllowRollup, c.DenyDelete = true, true
+	c.Metadata = map[string]string{"writer": "router"}
+	return c
+}
+
+// complete fills in what every stream has.
+func (a asset) complete(p Provisioning) asset {
+	s := &a.stream
+	s.Storage = jetstream.FileStorage
+	s.Replicas = p.Replicas
+	s.MaxConsumers = maxConsumers
+	s.AllowDirect = true
+	for _, limit := range []*int64{&s.MaxMsgs, &s.MaxBytes, &s.MaxMsgsPerSubject} {
+		if *limit == 0 {
+			*limit = -1
+		}
+	}
+	if s.Duplicates == 0 {
+		s.Duplicates = 2 * time.Minute
+	}
+	s.Metadata["app"] = "parley"
+	return a
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/workers"
+	"parley/workers/agent"
+)
+
+// spare is what an agent has beyond the grace time to hand in results and to
+// end its processes.
+const spare = 20 * time.Second
+
+// agentFlags are the flags of agent run.
+type agentFlags struct {
+	id, instance, driver         string
+	model, tier, kind            string
+	tiers, tools, env, set       []string
+	labels                       map[string]string
+	window                       int64
+	parallel                     int
+	heartbeat, delay             time.Duration
+	mcp, repo, dir, spool, usage string
+	mcpInterval, mcpTimeout      time.Duration
+	killAfter, stall             time.Duration
+}
+
+func (f *agentFlags) bind(fs *pflag.FlagSet) {
+	fs.StringVar(&f.id, "id", "", "agent id (required)")
+	fs.StringVar(&f.instance, "instance", "", "instance id (default: a random one)")
+	fs.StringVar(&f.driver, "driver", "", "echo answers with the brief, exec runs the command after -- (default exec)")
+	fs.StringVar(&f.model, "model", "", "model that it says it has")
+	fs.StringVar(&f.tier, "tier", "", "tier of the model")
+	fs.StringSliceVar(&f.tiers, "tiers", nil, "the fleet's tiers, the least first (default haiku,sonnet,opus)")
+	fs.Int64Var(&f.window, "context-window", 0, "context window, in tokens")
+	fs.StringVar(&f.kind, "type", "", "agent type: virtual or registered")
+	fs.StringSliceVar(&f.tools, "tools", nil, "tools that it has: what a task may require as a capability")
+	fs.StringToStringVarP(&f.labels, "label", "l", nil, "labels, as k=v")
+	fs.IntVar(&f.parallel, "max-parallel", 1, "tasks at once")
+	fs.DurationVar(&f.heartbeat, "heartbeat", 0, "time between heartbeats (default 10s)")
+	fs.StringVar(&f.mcp, "mcp", "", "file in the form of .mcp.json: servers to probe and announce")
+	fs.DurationVar(&f.mcpInterval, "mcp-interval", 0, "time between the probes of an MCP server (default 1m)")
+	fs.DurationVar(&f.mcpTimeout, "mcp-timeout", 0, "time that a probe may take (default 10s)")
+	fs.StringVar(&f.repo, "repo", "", "git work tree whose state it announces")
+	fs.StringVar(&f.spool, "spool", "", "directory for results until they are handed in; off for none (default: below --data)")
+	fs.DurationVar(&f.delay, "delay", 0, "echo: time that a task takes")
+	fs.StringVar(&f.usage, "usage", "", "exec: what the command prints: claude, codex, or nothing of these")
+	fs.StringVar(&f.dir, "dir", "", "exec: directory to run in (default: --repo, or this one)")
+	fs.StringSliceVar(&f.env, "env", nil, "exec: variables that the command may see, NAME or PREFIX*")
+	fs.StringArrayVar(&f.set, "set", nil, "exec: variable to set, NAME=value")
+	fs.DurationVar(&f.killAfter, "kill-after", 0, "exec: time between TERM and KILL (default 5s)")
+	fs.DurationVar(&f.stall, "stall", 0, "exec: give up a command that is silent for so long (default never)")
+}
+
+func (a *app) agentRun() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use: "run --id ID [-- COMMAND ARGS…]", Aliases: []string{"start"}, Short: "Run an agent",
+		Long: `Run an agent until a signal ends it: it announces itself, takes the tasks that fit,
+and hands in what comes of them.
+
+The driver exec runs the command once per task: the brief on standard input, the
+terms in variables PARLEY_TASK_ID, PARLEY_DEADLINE, PARLEY_CONTRACT (a file with all
+of them) and so on, the answer on standard output, progress on standard error.`,
+		Example: `  parley agent run --id echo --driver echo
+  parley agent run --id upper -- tr a-z A-Z
+  parley agent run --id claude --model opus --tier opus --mcp .mcp.json --repo . \
+      --env 'ANTHROPIC_*' --usage claude -- claude -p --output-format stream-json --verbose`,
+		RunE: func(cmd *cobra.Command, args []string) error { return a.runAgent(cmd.Context(), &f, args) },
+	}
+	f.bind(cmd.Flags())
+	bind(cmd.Flags(), a.conf, "data", "grace")
+	complete(cmd, "driver", "echo", "exec")
+	complete(cmd, "usage", string(agent.UsageClaude), string(agent.UsageCodex))
+	complete(cmd, "type", "virtual", "registered")
+	return cmd
+}
+
+// runAgent is an agent's life.
+func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) error {
+	id, err := subjects.ParseAgentID(f.id)
+	switch {
+	case f.id == "":
+		return usage("--id is missing: an agent needs a name").next("parley agent run --id echo --driver echo")
+	case err != nil:
+		return err
+	}
+	handler, err := a.driver(f, command)
+	if err != nil {
+		return err
+	}
+	log := a.logger(slog.LevelDebug)
+	cfg := agent.Config{
+		ID: id, Instance: subjects.InstanceID(f.instance),
+		Model: f.model, ModelTier: f.tier, Tiers: f.tiers, ContextWindow: f.window, AgentType: f.kind,
+		Tools: f.tools, Labels: f.labels, MaxParallel: f.parallel,
+		Heartbeat: f.heartbeat, Grace: time.Duration(a.conf.Grace), Repo: f.repo, Env: a.environ,
+		Log: log, Handler: handler,
+		MCP: agent.MCPConfig{Interval: f.mcpInterval, Timeout: f.mcpTimeout},
+	}
+	if cfg.Grace == 0 {
+		cfg.Grace = -1 // none, where 0 would be the default
+	}
+	if f.mcp != "" {
+		data, readErr := os.ReadFile(f.mcp)
+		if readErr != nil {
+			return usage("--mcp: %w", readErr)
+		}
+		if cfg.MCP.Servers, err = agent.ParseMCP(data, a.environ); err != nil {
+			return usage("--mcp %s: %w", f.mcp, err)
+		}
+	}
+	spool, free, err := a.spool(f.spool, id)
+	if err != nil {
+		return failed("make the spool: %w", err).next("parley agent run --spool DIR, or --spool off")
+	}
+	defer free()
+	cfg.Spool = spool
+	return a.beAgent(ctx, cfg)
+}
+
+// beAgent connects an agent and runs it until ctx ends.
+func (a *app) beAgent(ctx context.Context, cfg agent.Config) error {
+	bc := a.busConfig("parley agent "+string(cfg.ID), cfg.ID)
+	bc.Log = cfg.Log.With(slog.String("component", "bus"))
+	b, err := bus.Connect(ctx, bc)
+	if err != nil {
+		return a.noServer(err)
+	}
+	defer b.Close()
+	cfg.Bus = b
+	w, err := agent.New(cfg)
+	if err != nil {
+		return usage("%w", err).next("parley agent run --help")
+	}
+	run := workers.Worker{Name: "agent " + string(cfg.ID), Run: w.Run}
+	return stopped(workers.Run(ctx, time.Duration(a.conf.Grace)+spare, run))
+}
+
+// driver makes the handler that does the tasks.
+func (a *app) driver(f *agentFlags, command []string) (agent.Handler, error) {
+	switch {
+	case f.driver == "echo" && len(command) > 0:
+		return nil, usage("the driver echo runs no command, but %q is given", command[0]).next("leave --driver out")
+	case f.driver == "echo":
+		return agent.Echo{Delay: f.delay}, nil
+	case f.driver != "" && f.driver != "exec":
+		return nil, usage("there is no driver %q, only echo and exec", f.driver)
+	case len(command) == 0:
+		return nil, usage("no command is given").
+			next("parley agent run --id " + f.id + " -- COMMAND ARGS…   or, to try it out, --driver echo")
+	}
+	for _, kv := range f.set {
+		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" {
+			return nil, usage("--set %q: expected NAME=value", kv)
+		}
+	}
+	dir := f.dir
+	if dir == "" {
+		dir = f.repo
+	}
+	e, err := agent.NewExec(agent.ExecConfig{
+		Command: command, Dir: dir, Env: a.environ, Allow: f.env, Set: f.set,
+		Usage: agent.Usage(f.usage), KillAfter: f.killAfter, Stall: f.stall,
+	})
+	if err != nil {
+		return nil, usage("%w", err).next("parley agent run --help")
+	}
+	return e, nil
+}
+
+// spool finds the directory for results that are not handed in yet. Each
+// running process has its own: the first that no other holds, so that a new one
+// finds what its predecessor left. free gives it back.
+func (a *app) spool(flag string, id subjects.AgentID) (dir string, free func(), err error) {
+	switch flag {
+	case "off":
+		return "", func() {}, nil
+	case "":
+	default:
+		return flag, func() {}, nil
+	}
+	base := filepath.Join(a.conf.Data, "spool", string(id))
+	for n := range 10_000 {
+		dir := filepath.Join(base, strconv.Itoa(n))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return "", nil, err
+		}
+		lock, err := os.OpenFile(filepath.Join(base, fmt.Sprintf("%d.lock", n)), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return "", nil, err
+		}
+		if tryLock(lock) == nil {
+			return dir, func() { _ = lock.Close() }, nil // which frees the lock
+		}
+		if err := lock.Close(); err != nil {
+			return "", nil, err
+		}
+	}
+	return "", nil, fmt.Errorf("%s: every place is taken", base)
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// patience is how long a call waits for a worker where there is none, so that
+// one which is just being replaced is not taken for a fleet without workers.
+const patience = time.Second
+
+// client asks the fleet's API as somebody.
+type client struct {
+	bus     *bus.Bus
+	from    subjects.AgentID
+	timeout time.Duration
+	server  string // for messages
+}
+
+// busConfig says how id reaches NATS by the settings.
+func (a *app) busConfig(name string, id subjects.AgentID) bus.Config {
+	c := a.conf
+	cfg := bus.Config{
+		URL: c.Server, Context: c.Context, Creds: c.Creds, NKey: c.NKey,
+		User: c.User, Password: c.Password, Token: c.Token,
+		CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey, TLSFirst: c.TLSFirst,
+		Name: name, InboxPrefix: c.InboxPrefix, ConnectTimeout: time.Duration(c.Timeout),
+	}
+	switch {
+	case c.Context != "":
+		cfg.URL = "" // the context has its own, and its inbox prefix
+	case cfg.InboxPrefix == "":
+		cfg.InboxPrefix = subjects.InboxPrefix(id)
+	}
+	return cfg
+}
+
+// connect reaches the fleet as a client.
+func (a *app) connect(ctx context.Context) (*client, error) {
+	cfg := a.busConfig("parley "+a.conf.As, subjects.AgentID(a.conf.As))
+	cfg.ConnectTimeout = min(cfg.ConnectTimeout, 2*time.Second)
+	cfg.Log = a.clientLog()
+	b, err := bus.Connect(ctx, cfg)
+	if err != nil {
+		return nil, a.noServer(err)
+	}
+	return &client{
+		bus: b, from: subjects.AgentID(a.conf.As), timeout: time.Duration(a.conf.Timeout), server: a.serverName(),
+	}, nil
+}
+
+func (a *app) serverName() string {
+	if a.conf.Context != "" {
+		return "context " + a.conf.Context
+	}
+	return a.conf.Server
+}
+
+// noServer says what to do where NATS cannot be reached.
+func (a *app) noServer(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	p := &problem{
+		what: "cannot reach NATS at " + a.serverName() + " (unavailable)", where: err.Error(),
+		exit: codeExit(subjects.CodeUnavailable), err: err,
+	}
+	if errors.Is(err, bus.ErrDenied) {
+		p.what, p.exit = "NATS at "+a.serverName()+" does not let us in (auth_failed)", codeExit(subjects.CodeAuthFailed)
+		return p.next("give --creds, --nkey, --user and --password, or --context NAME")
+	}
+	return p.next("parley up  starts a fleet on this machine; --server or --context names another")
+}
+
+// reply is what an API call answered: decoded, and as it came.
+type reply[T any] struct {
+	value T
+	raw   []byte
+}
+
+// call asks noun.verb. A refusal is the error, a *subjects.Error. The request
+// must be safe to repeat.
+func call[T any](ctx context.Context, c *client, noun, verb string, req any) (reply[T], error) {
+	data, err := fleet.Encode(req)
+	if err != nil {
+		return reply[T]{}, err
+	}
+	return callRaw[T](ctx, c, noun, verb, data)
+}
+
+func callRaw[T any](ctx context.Context, c *client, noun, verb string, data []byte) (reply[T], error) {
+	m, err := c.request(ctx, subjects.API(c.from, noun, verb), data)
+	if err != nil {
+		return reply[T]{}, c.unanswered(err, noun, verb)
+	}
+	v, err := fleet.DecodeReply[T](m.Data)
+	if err != nil {
+		return reply[T]{}, err
+	}
+	return reply[T]{value: v, raw: m.Data}, nil
+}
+
+// request asks once, and again where that may help: briefly while nobody is
+// there, until the time-out while the answer is to repeat.
+func (c *client) request(ctx context.Context, subject string, data []byte) (bus.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	m, err := c.bus.Request(ctx, subject, data, nil)
+	var last bus.Msg
+	again := func(m bus.Msg) bool {
+		last = m
+		return repeat(m.Data)
+	}
+	switch {
+	case errors.Is(err, bus.ErrNoResponders):
+		soon, stop := context.WithTimeout(ctx, patience)
+		defer stop()
+		m, err = c.bus.RequestUntil(soon, subject, data, nil, 0, again)
+	case err == nil && again(m):
+		m, err = c.bus.RequestUntil(ctx, subject, data, nil, 0, again)
+	}
+	if err != nil && last.Data != nil {
+		return last, nil // the refusal says more than the time-out
+	}
+	return m, err
+}
+
+// repeat reports whether a reply asks for the request to be repeated.
+func repeat(data []byte) bool {
+	var r struct {
+		Error *struct {
+			Code subjects.Code `json:"code"`
+		} `json:"error"`
+	}
+	return json.Unmarshal(data, &r) == nil && r.Error != nil && r.Error.Code == subjects.CodeUnavailable
+}
+
+// unanswered says what to do where no worker answers.
+func (c *client) unanswered(err error, noun, verb string) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	worker := "router"
+	if noun == "agent" && verb == "list" {
+		worker = "registry"
+	}
+	p := &problem{exit: codeExit(subjects.CodeUnavailable), err: err}
+	switch {
+	case errors.Is(err, bus.ErrNoResponders):
+		p.what = "no " + worker + " is there to answer " + noun + " " + verb + " (unavailable)"
+		p.where = "connected to " + c.server + ", where nobody listens on " + subjects.APIPattern(noun, verb)
+		return p.next("parley serve --workers " + worker + "  starts one; parley up starts everything on this machine")
+	case errors.Is(err, bus.ErrTimeout):
+		p.what = "no answer to " + noun + " " + verb + " within " + cmp.Or(roughly(c.timeout), "time") + " (unavailable)"
+		p.where = "it may have been done all the same; repeating it is safe"
+		return p.next("repeat the command, with a longer --timeout if need be")
+	case errors.Is(err, bus.ErrDenied):
+		p.what = "these credentials may not ask as " + string(c.from) + " (forbidden)"
+		p.exit = codeExit(subjects.CodeForbidden)
+		return p.next("name yourself with --as, or use that identity's credentials")
+	}
+	return err
+}

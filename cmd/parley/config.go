@@ -1,0 +1,264 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kelseyhightower/envconfig"
+
+	"parley/subjects"
+)
+
+// config holds every setting: a flag (flag) wins over the environment
+// (envconfig, then natscli's variable in nats), which wins over the file
+// config.json (json), which wins over the default. `parley help env` prints
+// this table.
+type config struct {
+	Server      string `envconfig:"PARLEY_SERVER" nats:"NATS_URL" json:"server" flag:"server" short:"s" desc:"NATS servers, comma separated"`
+	Context     string `envconfig:"PARLEY_CONTEXT" nats:"NATS_CONTEXT" json:"context" flag:"context" desc:"NATS CLI context to connect with, instead of a server"`
+	Creds       string `envconfig:"PARLEY_CREDS" nats:"NATS_CREDS" json:"creds" flag:"creds" desc:"file with user credentials"`
+	NKey        string `envconfig:"PARLEY_NKEY" nats:"NATS_NKEY" json:"nkey" flag:"nkey" desc:"file with an nkey seed"`
+	User        string `envconfig:"PARLEY_USER" nats:"NATS_USER" json:"user" flag:"user" desc:"user name"`
+	Password    string `envconfig:"PARLEY_PASSWORD" nats:"NATS_PASSWORD" json:"password" flag:"password" desc:"password; better set in the environment than as a flag"`
+	Token       string `envconfig:"PARLEY_TOKEN" nats:"NATS_TOKEN" json:"token" flag:"token" desc:"authentication token; better set in the environment than as a flag"`
+	TLSCA       string `envconfig:"PARLEY_TLSCA" nats:"NATS_CA" json:"tlsca" flag:"tlsca" desc:"file with the certificate authority"`
+	TLSCert     string `envconfig:"PARLEY_TLSCERT" nats:"NATS_CERT" json:"tlscert" flag:"tlscert" desc:"file with the client's certificate"`
+	TLSKey      string `envconfig:"PARLEY_TLSKEY" nats:"NATS_KEY" json:"tlskey" flag:"tlskey" desc:"file with the client's key"`
+	TLSFirst    bool   `envconfig:"PARLEY_TLSFIRST" json:"tlsfirst" flag:"tlsfirst" desc:"begin with TLS before the server says anything"`
+	InboxPrefix string `envconfig:"PARLEY_INBOX_PREFIX" nats:"NATS_INBOX_PREFIX" json:"inbox_prefix" flag:"inbox-prefix" desc:"subject prefix of replies"`
+	Timeout     span   `envconfig:"PARLEY_TIMEOUT" json:"timeout" flag:"timeout" desc:"how long to wait for a connection and for a reply"`
+
+	As        string `envconfig:"PARLEY_AS" json:"as" flag:"as" desc:"who you are; operator sees all tasks, others their own"`
+	Output    string `envconfig:"PARLEY_OUTPUT" json:"output" flag:"output" short:"o" desc:"table, wide, json or jsonl"`
+	LogLevel  string `envconfig:"PARLEY_LOG_LEVEL" json:"log_level" flag:"log-level" desc:"debug, info, warn or error"`
+	LogFormat string `envconfig:"PARLEY_LOG_FORMAT" json:"log_format" flag:"log-format" desc:"auto, text or json; auto is text on a terminal"`
+
+	Workers   []string `envconfig:"PARLEY_WORKERS" json:"workers" flag:"workers" desc:"workers to run, comma separated"`
+	Operators []string `envconfig:"PARLEY_OPERATORS" json:"operators" flag:"operators" desc:"who may see and change every task"`
+	MaxQueued int      `envconfig:"PARLEY_MAX_QUEUED" json:"max_queued" flag:"max-queued" desc:"queued tasks above which dispatches are refused; 0 is the router's default"`
+	KeepEnded int      `envconfig:"PARLEY_KEEP_ENDED" json:"keep_ended" flag:"keep-ended" desc:"ended tasks kept at most (and 24 h at most); 0 is the router's default"`
+	Provision string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
+	Replicas  int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
+	MaxStore  size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 is the default"`
+	HTTP      string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of /healthz and /readyz; off for none"`
+	Grace     span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
+
+	Host string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
+	Port int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
+	Data string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
+	Sync string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since"`
+}
+
+// defaultConfig is what holds where nobody says anything. Worker defaults that
+// are zero here belong to the workers.
+func defaultConfig(getenv func(string) string) *config {
+	return &config{
+		Server: "nats://127.0.0.1:4222", Timeout: span(5 * time.Second),
+		As: "operator", Output: "table", LogLevel: "info", LogFormat: "auto",
+		Workers: workerNames(), Operators: []string{"operator"}, Provision: "create",
+		HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
+		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
+	}
+}
+
+// loadConfig reads file and environment on top of the defaults.
+func loadConfig(getenv func(string) string) (*config, error) {
+	c := defaultConfig(getenv)
+	if err := c.readFile(configFile(getenv)); err != nil {
+		return nil, err
+	}
+	pristine := *defaultConfig(getenv)
+	if err := envconfig.Process("", c); err != nil {
+		if p, ok := errors.AsType[*envconfig.ParseError](err); ok {
+			return nil, usage("%s=%q is not valid: %w", p.KeyName, p.Value, p.Err).next("parley help env")
+		}
+		return nil, usage("read the environment: %w", err)
+	}
+	// natscli's own variables count where nothing of ours is set.
+	v, d := reflect.ValueOf(c).Elem(), reflect.ValueOf(&pristine).Elem()
+	for i, f := range reflect.VisibleFields(v.Type()) {
+		if name := f.Tag.Get("nats"); name != "" && v.Field(i).Equal(d.Field(i)) {
+			if value := getenv(name); value != "" {
+				v.Field(i).SetString(value)
+			}
+		}
+	}
+	return c, nil
+}
+
+// readFile reads the settings file, which need not exist.
+func (c *config) readFile(path string) error {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return usage("read the settings: %w", err)
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(c); err != nil {
+		return usage("%s: %w", path, err).next("parley help env  lists the settings; their names in the file are those of the flags, with _")
+	}
+	return nil
+}
+
+// check finds settings that cannot be meant, after flags have been read.
+func (c *config) check() error {
+	for _, s := range []struct{ flag, value, allowed string }{
+		{"output", c.Output, "table wide json jsonl"},
+		{"log-level", c.LogLevel, "debug info warn error"},
+		{"log-format", c.LogFormat, "auto text json"},
+		{"provision", c.Provision, "create verify off"},
+	} {
+		if allowed := strings.Fields(s.allowed); !slices.Contains(allowed, s.value) {
+			return usage("--%s %q: expected one of %s", s.flag, s.value, strings.Join(allowed, ", ")).next("parley help env")
+		}
+	}
+	for _, w := range c.Workers {
+		if !slices.Contains(workerNames(), w) {
+			return usage("--workers: there is no worker %q, only %s", w, strings.Join(workerNames(), ", "))
+		}
+	}
+	if len(c.Workers) == 0 {
+		return usage("--workers is empty: name some of %s", strings.Join(workerNames(), ", "))
+	}
+	if !slices.Contains([]int{0, 1, 3, 5}, c.Replicas) {
+		return usage("--replicas %d: expected 1, 3 or 5", c.Replicas)
+	}
+	for _, id := range append([]string{c.As}, c.Operators...) {
+		if _, err := subjects.ParseAgentID(id); err != nil {
+			return fmt.Errorf("--as or --operators: %w", err)
+		}
+	}
+	_, _, err := c.sync()
+	return err
+}
+
+// sync reads --sync.
+func (c *config) sync() (always bool, every time.Duration, err error) {
+	if c.Sync == "always" {
+		return true, 0, nil
+	}
+	d, err := time.ParseDuration(c.Sync)
+	if err != nil || d <= 0 {
+		return false, 0, usage("--sync %q: expected always or a time such as 2m", c.Sync)
+	}
+	return false, d, nil
+}
+
+func (c *config) level() slog.Level {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return slog.LevelInfo
+	}
+	return l
+}
+
+// xdg is a directory of the XDG base directory specification.
+func xdg(getenv func(string) string, name string, fallback ...string) string {
+	if dir := getenv(name); filepath.IsAbs(dir) {
+		return dir
+	}
+	return filepath.Join(append([]string{getenv("HOME")}, fallback...)...)
+}
+
+func configHome(getenv func(string) string) string {
+	return xdg(getenv, "XDG_CONFIG_HOME", ".config")
+}
+
+func configFile(getenv func(string) string) string {
+	if path := getenv("PARLEY_CONFIG"); path != "" {
+		return path
+	}
+	return filepath.Join(configHome(getenv), "parley", "config.json")
+}
+
+func dataHome(getenv func(string) string) string {
+	return filepath.Join(xdg(getenv, "XDG_DATA_HOME", ".local", "share"), "parley")
+}
+
+// span is a duration as flag, in the environment and in JSON.
+type span time.Duration
+
+// String makes span a flag value.
+func (s *span) String() string { return shortDuration(time.Duration(*s)) }
+
+// Type names the value in a command's help.
+func (*span) Type() string { return "duration" }
+
+// Set reads a duration such as 1m30s.
+func (s *span) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return errors.New("expected a time such as 1m30s")
+	}
+	*s = span(d)
+	return nil
+}
+
+// UnmarshalText makes span readable from JSON.
+func (s *span) UnmarshalText(text []byte) error { return s.Set(string(text)) }
+
+// shortDuration is d without the zeros at its end: 2m, not 2m0s.
+func shortDuration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// size is a number of bytes as flag, in the environment and in JSON.
+type size int64
+
+var units = []struct {
+	name  string
+	bytes int64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}}
+
+// String makes size a flag value.
+func (s *size) String() string {
+	for _, unit := range slices.Backward(units) {
+		if n := int64(*s); n > 0 && n%unit.bytes == 0 {
+			return strconv.FormatInt(n/unit.bytes, 10) + unit.name
+		}
+	}
+	return strconv.FormatInt(int64(*s), 10)
+}
+
+// Type names the value in a command's help.
+func (*size) Type() string { return "size" }
+
+// Set reads a number of bytes such as 10GiB.
+func (s *size) Set(text string) error {
+	unit := int64(1)
+	for _, u := range units {
+		if number, ok := strings.CutSuffix(text, u.name); ok {
+			text, unit = number, u.bytes
+		}
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	if err != nil || n < 0 || n > (1<<62)/unit {
+		return errors.New("expected a number of bytes such as 10GiB")
+	}
+	*s = size(n * unit)
+	return nil
+}
+
+// UnmarshalText makes size readable from JSON.
+func (s *size) UnmarshalText(text []byte) error { return s.Set(string(text)) }

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"syscall"
+	"time"
+
+	"parley/workers"
+)
+
+// healthChecks is what the health pages look at.
+type healthChecks struct {
+	workers   []workers.Worker
+	connected func() bool
+	stopping  <-chan struct{} // closed when the process drains
+}
+
+// health serves /healthz (this process lives) and /readyz (it serves: every
+// worker does, the bus is connected, and it is not draining).
+type health struct {
+	listener net.Listener
+	checks   healthChecks
+}
+
+// listenHealth takes the address at once, so that a taken port is an error
+// before anything runs. It returns nil for the address off.
+func listenHealth(address string, checks healthChecks) (*health, error) {
+	if address == "off" || address == "" {
+		return nil, nil //nolint:nilnil // off is a valid setting
+	}
+	l, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, &problem{
+			what: "cannot serve health pages: " + address + " is taken", exit: exitFailed, err: err,
+			where: "another process listens there: " + err.Error(), then: "repeat with --http " + nextPort(address) + "  or  --http off",
+		}
+	}
+	if err != nil {
+		return nil, usage("--http %q: %w", address, err).next("give an address such as 127.0.0.1:7411, or off")
+	}
+	return &health{listener: l, checks: checks}, nil
+}
+
+// nextPort is the address with the port after its own.
+func nextPort(address string) string {
+	host, port, err := net.SplitHostPort(address)
+	n, nerr := strconv.Atoi(port)
+	if err != nil || nerr != nil {
+		return "127.0.0.1:7412"
+	}
+	return net.JoinHostPort(host, strconv.Itoa(n+1))
+}
+
+// address is where the pages are; "" for nil.
+func (h *health) address() string {
+	if h == nil {
+		return ""
+	}
+	return "http://" + h.listener.Addr().String()
+}
+
+// Run serves until ctx ends.
+func (h *health) Run(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, http.StatusOK, map[string]any{"status": "ok", "version": version})
+	})
+	mux.HandleFunc("GET /readyz", h.ready)
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(h.listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	// The requests in hand have a second; they do nothing but look.
+	over, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	err := server.Shutdown(over)
+	<-failed //nolint:errcheck // Serve has returned, as it was told to
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = server.Close()
+	}
+	return err
+}
+
+func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
+	status, code := "ok", http.StatusOK
+	notReady := func(s string) { status, code = s, http.StatusServiceUnavailable }
+	states := make(map[string]string)
+	for _, worker := range h.checks.workers {
+		states[worker.Name] = "ok"
+		if worker.Ready == nil {
+			continue
+		}
+		if err := worker.Ready(); err != nil {
+			states[worker.Name] = err.Error()
+			notReady("not ready")
+		}
+	}
+	if !h.checks.connected() {
+		notReady("not connected to NATS")
+	}
+	select {
+	case <-h.checks.stopping:
+		notReady("draining")
+	default:
+	}
+	answer(w, code, map[string]any{"status": status, "workers": states})
+}
+
+func answer(w http.ResponseWriter, code int, body map[string]any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body) //nolint:errchkjson // nobody is left to be told
+}

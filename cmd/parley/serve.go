@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"parley/bus"
+)
+
+func (a *app) serveCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "serve", Short: "Run workers against a NATS server or cluster that is there already", Args: cobra.NoArgs,
+		Long: `Run workers against a NATS server or cluster that is there already. Start as many
+as you like: they share the work, and any of them can be killed at any time.`,
+		Example: `  parley serve --server nats://n1:4222,nats://n2:4222 --creds worker.creds --replicas 3
+  parley serve --workers router --http off --context production`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context()) },
+	}
+	bind(cmd.Flags(), a.conf, slices.Concat(connectionFlags, []string{"provision", "replicas"}, workerFlags)...)
+	complete(cmd, "provision", "create", "verify", "off")
+	return cmd
+}
+
+// serve runs workers on an outside server until ctx ends.
+func (a *app) serve(ctx context.Context) error {
+	log := a.logger(slog.LevelDebug)
+	cfg := a.busConfig("parley serve", "worker")
+	cfg.InboxPrefix = a.conf.InboxPrefix // workers may hear every inbox
+	cfg.Log = log.With(slog.String("component", "bus"))
+	b, err := bus.Connect(ctx, cfg)
+	if err != nil {
+		return a.noServer(err)
+	}
+	defer b.Close()
+	begin := time.Now()
+	return a.fleet(ctx, b, log, func(health string) {
+		log.Info("ready", slog.Any("workers", a.conf.Workers), slog.String("server", a.serverName()),
+			slog.String("http", health), slog.String("took", roughly(time.Since(begin))))
+	})
+}

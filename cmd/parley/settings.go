@@ -1,0 +1,126 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// Groups of settings, by the names of their flags.
+var (
+	connectionFlags = []string{
+		"server", "context", "creds", "nkey", "user", "password", "token",
+		"tlsca", "tlscert", "tlskey", "tlsfirst", "inbox-prefix", "timeout",
+	}
+	workerFlags = []string{
+		"workers", "operators", "max-queued", "keep-ended", "max-store", "http", "grace",
+	}
+	brokerFlags = []string{"host", "port", "data", "sync"}
+)
+
+// setting is one field of config.
+type setting struct {
+	flag, short, env, nats, desc string
+	value                        reflect.Value
+}
+
+// settings lists the fields of config in order.
+func settings(c *config) []setting {
+	v := reflect.ValueOf(c).Elem()
+	var all []setting
+	for i, f := range reflect.VisibleFields(v.Type()) {
+		all = append(all, setting{
+			flag: f.Tag.Get("flag"), short: f.Tag.Get("short"), env: f.Tag.Get("envconfig"),
+			nats: f.Tag.Get("nats"), desc: f.Tag.Get("desc"), value: v.Field(i),
+		})
+	}
+	return all
+}
+
+// text is the setting's value as one would type it.
+func (s setting) text() string {
+	switch v := s.value.Addr().Interface().(type) {
+	case fmt.Stringer:
+		return v.String()
+	case *[]string:
+		return strings.Join(*v, ",")
+	}
+	return fmt.Sprint(s.value.Interface())
+}
+
+// bind makes flags of the named settings. What file and environment said is
+// the flags' default. An unknown name is a mistake in this program.
+func bind(fs *pflag.FlagSet, c *config, names ...string) {
+	byFlag := make(map[string]setting)
+	for _, s := range settings(c) {
+		byFlag[s.flag] = s
+	}
+	for _, name := range names {
+		s, ok := byFlag[name]
+		if !ok {
+			panic("no setting has the flag " + name)
+		}
+		switch p := s.value.Addr().Interface().(type) {
+		case pflag.Value:
+			fs.VarP(p, name, s.short, s.desc)
+		case *string:
+			fs.StringVarP(p, name, s.short, *p, s.desc)
+		case *int:
+			fs.IntVarP(p, name, s.short, *p, s.desc)
+		case *bool:
+			fs.BoolVarP(p, name, s.short, *p, s.desc)
+		case *[]string:
+			fs.StringSliceVarP(p, name, s.short, *p, s.desc)
+		default:
+			panic("no kind of flag holds the setting " + name)
+		}
+		if s.flag == "password" || s.flag == "token" {
+			fs.Lookup(name).DefValue = "" // help shows no secrets
+		}
+	}
+}
+
+// writeSettings prints the table of settings with c's values as defaults, as
+// Markdown that is legible as it stands.
+func writeSettings(w io.Writer, c *config) {
+	rows := [][]string{{"Environment", "Flag", "Default", "Meaning"}}
+	for _, s := range settings(c) {
+		desc := s.desc
+		if s.nats != "" {
+			desc += "; or " + s.nats
+		}
+		value := s.text()
+		if s.flag == "data" {
+			value = "$XDG_DATA_HOME/parley"
+		}
+		rows = append(rows, []string{s.env, "--" + s.flag, value, desc})
+	}
+	rows = append(rows, []string{"PARLEY_CONFIG", "", "$XDG_CONFIG_HOME/parley/config.json", "file of settings, named like the flags with _ for -"})
+	rows = append(rows, []string{"NO_COLOR", "", "", "set to anything: no colours"})
+	markdownTable(w, rows)
+}
+
+// markdownTable prints rows in columns of equal width, the first as header.
+func markdownTable(w io.Writer, rows [][]string) {
+	width := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row[:len(row)-1] {
+			width[i] = max(width[i], len(cell))
+		}
+	}
+	for n, row := range rows {
+		for i, cell := range row {
+			fmt.Fprintf(w, "| %-*s ", width[i], cell)
+		}
+		fmt.Fprintln(w, "|")
+		if n == 0 {
+			for i := range row {
+				fmt.Fprint(w, "| ", strings.Repeat("-", max(width[i], 3)), " ")
+			}
+			fmt.Fprintln(w, "|")
+		}
+	}
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"parley/bus"
+	"parley/bus/embedded"
+)
+
+func (a *app) upCommand() *cobra.Command {
+	var save string
+	cmd := &cobra.Command{
+		Use: "up", Short: "Run a whole fleet on this machine", Args: cobra.NoArgs,
+		Long: `Run a whole fleet on this machine: an embedded NATS broker that keeps its data in
+--data, and all workers, until a signal ends it. Agents and tasks are kept; run
+it again, and it goes on where it was.`,
+		Example: `  parley up
+  parley up --save-context       then: nats --context parley stream ls
+  parley up --sync=2m            faster; a power cut loses what was acknowledged since`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.up(cmd.Context(), save) },
+	}
+	bind(cmd.Flags(), a.conf, append(brokerFlags, workerFlags...)...)
+	cmd.Flags().StringVar(&save, "save-context", "", "write a context of this name for the nats command line (default parley)")
+	cmd.Flags().Lookup("save-context").NoOptDefVal = "parley"
+	return cmd
+}
+
+// up runs broker and workers until ctx ends.
+func (a *app) up(ctx context.Context, save string) error {
+	if err := contextName(save); err != nil {
+		return err
+	}
+	log := a.logger(slog.LevelDebug)
+	always, every, err := a.conf.sync()
+	if err != nil {
+		return err
+	}
+	server, err := embedded.Start(embedded.Options{
+		Dir: a.conf.Data, Host: a.conf.Host, Port: a.conf.Port,
+		NoSyncAlways: !always, SyncInterval: every, Log: log.With(slog.String("component", "nats")), Quiet: true,
+	})
+	if err != nil {
+		return a.noBroker(err)
+	}
+	defer server.Close()
+	b, err := bus.Connect(ctx, bus.Config{
+		InProcess: server, Name: "parley up", SyncAlways: server.SyncAlways(), Log: log.With(slog.String("component", "bus")),
+	})
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	saved := ""
+	if save != "" {
+		if saved, err = saveContext(a.getenv, save, server.URL()); err != nil {
+			return err
+		}
+	}
+	return a.fleet(ctx, b, log, func(health string) {
+		a.banner(&addresses{NATS: server.URL(), HTTP: health, Data: a.conf.Data, Sync: a.conf.Sync, Context: saved})
+	})
+}
+
+// noBroker says what to do where the broker does not start.
+func (a *app) noBroker(err error) error {
+	p := failed("%w", err)
+	here := net.JoinHostPort(a.conf.Host, strconv.Itoa(a.conf.Port))
+	switch {
+	case errors.Is(err, embedded.ErrDirInUse):
+		p.what = "another parley up runs with the data in " + a.conf.Data
+		p.where = err.Error()
+		return p.next(fmt.Sprintf("use that one, stop it, or start a second fleet: parley up --data %s2 --port %d --http %s",
+			strings.TrimRight(a.conf.Data, "/"), a.conf.Port+1, nextPort(a.conf.HTTP)))
+	case errors.Is(err, embedded.ErrPortTaken):
+		p.what = here + " is taken: another process listens there"
+		p.where = "a NATS server that runs already? parley serve --server nats://" + here + "  runs the workers against it"
+		return p.next(fmt.Sprintf("parley up --port %d", a.conf.Port+1))
+	case errors.Is(err, fs.ErrPermission):
+		return p.next("parley up --data DIR  with a directory that you may write")
+	}
+	return p
+}
+
+// addresses is what the banner shows.
+type addresses struct {
+	NATS    string `json:"nats"`
+	HTTP    string `json:"http,omitempty"`
+	Data    string `json:"data"`
+	Sync    string `json:"sync"`
+	Context string `json:"context,omitempty"`
+}
+
+// banner tells that everything runs, and where.
+func (a *app) banner(at *addresses) {
+	if a.json() {
+		if err := a.printValue(at); err != nil {
+			a.notice("%v", err)
+		}
+		return
+	}
+	nats := at.NATS
+	if at.Context != "" {
+		nats += "   nats --context " + at.Context
+	}
+	health := "off"
+	if at.HTTP != "" {
+		health = at.HTTP + "   /healthz /readyz"
+	}
+	data := printable(at.Data) + "   every write on the disk before it is acknowledged"
+	if at.Sync != "always" {
+		data = string(a.paint(yellow, fmt.Sprintf("%s   UNSAFE: on the disk every %s; a power cut loses what was acknowledged since", at.Data, at.Sync)))
+	}
+	a.print(fmt.Sprintf("%s is up   Ctrl-C drains and stops it", a.paint(bold, "Parley "+version)))
+	for _, line := range [][2]string{
+		{"NATS", nats},
+		{"HTTP", health},
+		{"Data", data},
+		{"Next", `parley agent run --id echo --driver echo   and then   parley task send --wait "say hello"`},
+	} {
+		a.print(fmt.Sprintf("  %-5s %s", line[0], line[1]))
+	}
+	if ip := net.ParseIP(a.conf.Host); a.conf.Host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		a.notice("UNSAFE: %s is reachable from other machines and asks nobody for a password", at.NATS)
+	}
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"parley/bus/bustest"
+)
+
+// settled replaces what differs from run to run.
+func settled(s *shell, out string) string {
+	out = strings.ReplaceAll(out, s.home(), "$HOME")
+	return regexp.MustCompile(`127\.0\.0\.1:\d+`).ReplaceAllString(out, "127.0.0.1:PORT")
+}
+
+func TestUpBanner(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	j := s.start(t, "up", "--port", "-1", "--http", "127.0.0.1:0", "--save-context")
+	j.stdout.waitFor(t, "Next")
+	if code := j.end(t); code != 0 {
+		t.Errorf("exit %d after a signal, want 0:\n%s", code, j.stderr)
+	}
+	golden(t, "up", settled(s, j.stdout.String()))
+	if n := strings.Count(j.stdout.String(), "\n"); n != 5 {
+		t.Errorf("the banner has %d lines, want 5", n)
+	}
+	data, err := os.ReadFile(filepath.Join(s.home(), ".config", "nats", "context", "parley.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "up-context", settled(s, string(data)))
+
+	unsafe := s.start(t, "up", "--port", "-1", "--http", "off", "--sync=2m", "--save-context=parley")
+	unsafe.stdout.waitFor(t, "Next")
+	unsafe.end(t)
+	golden(t, "up-unsafe", settled(s, unsafe.stdout.String()))
+
+	asJSON := s.start(t, "up", "--port", "-1", "--http", "127.0.0.1:0", "-o", "json")
+	var at addresses
+	if err := json.Unmarshal([]byte(asJSON.stdout.waitFor(t, "\n}")), &at); err != nil {
+		t.Fatalf("%v in:\n%s", err, asJSON.stdout)
+	}
+	if !strings.HasPrefix(at.NATS, "nats://127.0.0.1:") || at.Sync != "always" || at.Data != filepath.Join(s.home(), ".local", "share", "parley") {
+		t.Errorf("addresses %+v", at)
+	}
+}
+
+func TestUpLeavesForeignContextsAlone(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	path := filepath.Join(s.home(), ".config", "nats", "context", "prod.json")
+	if err := writeContext(path, natsContext{Description: "production", URL: "nats://prod"}); err != nil {
+		t.Fatal(err)
+	}
+	s.run(t, "up", "--port", "-1", "--http", "off", "--save-context=prod").check(t, exitUsage, "", "--save-context=prod2")
+	if c, err := readContext(path); err != nil || c.URL != "nats://prod" {
+		t.Errorf("the context is %+v, %v now", c, err)
+	}
+}
+
+func TestUpPortTaken(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newShell(t)
+	got := s.run(t, "up", "--port", port, "--http", "off")
+	got.check(t, exitFailed, "", "parley: 127.0.0.1:"+port+" is taken: another process listens there\n")
+	got.check(t, exitFailed, "", "next:  parley up --port ")
+	got = s.run(t, "up", "--port", "-1", "--http", l.Addr().String())
+	got.check(t, exitFailed, "", "parley: cannot serve health pages: "+l.Addr().String()+" is taken\n")
+	got.check(t, exitFailed, "", "--http off")
+}
+
+func TestUpOncePerDirectory(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	s.up(t)
+	got := s.run(t, "up", "--port", "-1", "--http", "off")
+	got.check(t, exitFailed, "", "parley: another parley up runs with the data in "+filepath.Join(s.home(), ".local", "share", "parley")+"\n")
+	got.check(t, exitFailed, "", "next:  use that one, stop it, or start a second fleet: parley up --data")
+}
+
+func TestHealthPages(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	j, _ := s.up(t)
+	at := regexp.MustCompile(`http://\S+`).FindString(j.stdout.String())
+	for path, want := range map[string]string{"/healthz": `"status":"ok"`, "/readyz": `"router":"ok"`} {
+		code, body := get(t, at+path)
+		if code != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %d %s, want 200 and %s", path, code, body, want)
+		}
+	}
+	if code, _ := get(t, at+"/"); code != http.StatusNotFound {
+		t.Errorf("/: %d, want 404", code)
+	}
+}
+
+func TestReadyzTellsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	stopping := make(chan struct{})
+	connected := true
+	h, err := listenHealth("127.0.0.1:0", healthChecks{connected: func() bool { return connected }, stopping: stopping})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	for _, step := range []struct {
+		change func()
+		code   int
+		status string
+	}{
+		{func() {}, 200, `"ok"`},
+		{func() { connected = false }, 503, "not connected to NATS"},
+		{func() { close(stopping) }, 503, "draining"},
+	} {
+		step.change()
+		if code, body := get(t, h.address()+"/readyz"); code != step.code || !strings.Contains(body, step.status) {
+			t.Errorf("%d %s, want %d %s", code, body, step.code, step.status)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run = %v, want nil", err)
+	}
+}
+
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func TestServe(t *testing.T) {
+	t.Parallel()
+	server := bustest.New(t)
+	s := newShell(t, "NATS_URL="+server.URL())
+	j := s.start(t, "serve", "--http", "off", "--workers", "registry")
+	j.stderr.waitFor(t, `"msg":"ready"`)
+	s.run(t, "agent", "ls").check(t, 0, "", "no agents")
+	s.run(t, "task", "ls").check(t, 38, "", "no router is there")
+	second := s.start(t, "serve", "--http", "off", "--workers", "router")
+	second.stderr.waitFor(t, `"msg":"ready"`)
+	s.run(t, "task", "ls").check(t, 0, "", "no tasks")
+	if code := second.end(t); code != 0 {
+		t.Errorf("exit %d after a signal, want 0:\n%s", code, second.stderr)
+	}
+	verify := newShell(t, "NATS_URL="+bustest.New(t).URL())
+	verify.run(t, "serve", "--http", "off", "--provision", "verify").check(t, exitFailed, "", "streams are not as they must be")
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/workers"
+	"parley/workers/registry"
+	"parley/workers/router"
+)
+
+// workerNames lists the workers that a process can run, in the order in which
+// they start; they stop in the reverse order.
+func workerNames() []string { return []string{"registry", "router"} }
+
+// worker makes the worker called name.
+func (a *app) worker(name string, b *bus.Bus, log *slog.Logger) (workers.Worker, error) {
+	switch name {
+	case "router":
+		cfg := router.Config{Bus: b, MaxQueued: a.conf.MaxQueued, KeepEnded: a.conf.KeepEnded, Log: log}
+		for _, id := range a.conf.Operators {
+			cfg.Operators = append(cfg.Operators, subjects.AgentID(id))
+		}
+		w, err := router.New(cfg)
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "registry":
+		w, err := registry.New(registry.Config{Bus: b, Version: semver(), Log: log})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	}
+	return workers.Worker{}, fmt.Errorf("there is no worker %q", name)
+}
+
+// fleet runs the settings' workers on b, and the health pages beside them,
+// until ctx ends or one of them fails. ready is called once all of them serve.
+func (a *app) fleet(ctx context.Context, b *bus.Bus, log *slog.Logger, ready func(health string)) error {
+	err := b.Provision(ctx, bus.Provisioning{
+		Mode: a.conf.Provision, Replicas: a.conf.Replicas, MaxBytes: int64(a.conf.MaxStore),
+	})
+	if err != nil {
+		return &problem{
+			what: "the fleet's streams are not as they must be", where: err.Error(), exit: exitFailed, err: err,
+			then: "see what the line above names; parley help env  tells about PARLEY_PROVISION",
+		}
+	}
+	var all []workers.Worker
+	for _, name := range workerNames() { // in the order of starting, whatever the settings' is
+		if !has(a.conf.Workers, name) {
+			continue
+		}
+		w, makeErr := a.worker(name, b, log)
+		if makeErr != nil {
+			return failed("make the worker %s: %w", name, makeErr)
+		}
+		all = append(all, w)
+	}
+	h, err := listenHealth(a.conf.HTTP, healthChecks{workers: all, connected: b.Connected, stopping: ctx.Done()})
+	if err != nil {
+		return err
+	}
+	watched := all
+	if h != nil {
+		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
+	}
+	all = append(all, workers.Worker{Name: "start", Run: func(ctx context.Context) error {
+		if allReady(ctx, watched) {
+			ready(h.address())
+		}
+		<-ctx.Done()
+		return nil
+	}})
+	stopNotice := context.AfterFunc(ctx, func() {
+		log.Info("stopping: finishing what is in hand; a second signal ends at once", slog.String("grace", a.conf.Grace.String()))
+	})
+	defer stopNotice()
+	return stopped(workers.Run(ctx, time.Duration(a.conf.Grace), all...))
+}
+
+// allReady waits until every worker serves; false when ctx ended first.
+func allReady(ctx context.Context, all []workers.Worker) bool {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for _, w := range all {
+		for w.Ready != nil && w.Ready() != nil {
+			select {
+			case <-ctx.Done():
+				return false
+			case <-tick.C:
+			}
+		}
+	}
+	return true
+}
+
+// stopped says what the end of the workers means.
+func stopped(err error) error {
+	if err == nil {
+		return nil
+	}
+	p := &problem{what: "a worker failed", where: err.Error(), exit: exitFailed, err: err}
+	if errors.Is(err, workers.ErrStillRunning) {
+		p.what = "not everything was finished within the grace time"
+		return p.next("nothing is lost: what was in hand goes on elsewhere, or when the worker is back")
+	}
+	return p
+}
+
+func has(list []string, s string) bool {
+	for _, item := range list {
+		if strings.EqualFold(item, s) {
+			return true
+		}
+	}
+	return false
+}

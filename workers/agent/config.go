@@ -1,0 +1,126 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// Bus is what the harness needs of the fleet's bus; *bus.Bus is one.
+type Bus interface {
+	Publish(subject string, data []byte, h bus.Header) error
+	RequestUntil(ctx context.Context, subject string, data []byte, h bus.Header,
+		try time.Duration, retry func(bus.Msg) bool) (bus.Msg, error)
+	Store(ctx context.Context, subject string, data []byte, msgID string, h bus.Header) (uint64, error)
+	Subscribe(subject, queue string, fn func(bus.Msg)) (*bus.Subscription, error)
+}
+
+var _ Bus = (*bus.Bus)(nil)
+
+// Handler does the work of a task. It must return soon after ctx is canceled;
+// context.Cause(ctx) says why it was: ErrCanceled, ErrSuperseded, ErrTimeout,
+// ErrDeadline or ErrStopping.
+//
+// The harness fills whatever identifies the result, and StatusDone when Status
+// is empty. A handler that returns an error has failed: with *Fail it chooses
+// the code, with Blocked it says that it cannot do the task, and any other
+// error is agent_error, worth another try. What the Result then holds of tokens
+// and artifacts still counts. A panic is such an error too.
+type Handler interface {
+	Handle(ctx context.Context, t *Task) (fleet.Result, error)
+}
+
+// HandlerFunc is a function as a Handler.
+type HandlerFunc func(ctx context.Context, t *Task) (fleet.Result, error)
+
+// Handle calls f.
+func (f HandlerFunc) Handle(ctx context.Context, t *Task) (fleet.Result, error) { return f(ctx, t) }
+
+// Config is an agent instance. ID, Bus and Handler are required.
+type Config struct {
+	ID       subjects.AgentID
+	Instance subjects.InstanceID // absent: a random token
+
+	Model         string
+	ModelTier     string
+	Tiers         []string // of the fleet, least first; absent haiku, sonnet, opus
+	ContextWindow int64    // tokens
+	AgentType     string   // virtual | registered
+	Tools         []string
+	Skills        []json.RawMessage // A2A skills
+	Labels        map[string]string
+
+	MaxParallel int           // tasks at once; absent 1
+	Heartbeat   time.Duration // absent 10 s
+	Grace       time.Duration // for the work in hand when Run's context ends; absent 30 s, negative none
+	HandIn      time.Duration // after that, for results that nobody answers; absent 10 s
+	MinProgress time.Duration // between two progress messages of a task; absent 200 ms
+
+	Repo  string    // a git work tree, "" for none
+	MCP   MCPConfig // the MCP servers of the agent
+	Spool string    // directory for results not yet handed in, one per instance; "" for none
+	Env   []string  // NAME=value, for git and for MCP servers; see AllowEnv
+
+	Bus     Bus
+	Log     *slog.Logger // nil discards
+	Handler Handler
+}
+
+const (
+	defaultGrace       = 30 * time.Second
+	defaultHandIn      = 10 * time.Second
+	defaultMinProgress = 200 * time.Millisecond
+
+	maxHeartbeat = time.Hour
+	minHeartbeat = 100 * time.Millisecond
+	maxParallel  = 10000
+)
+
+func (c Config) withDefaults() Config {
+	c.Instance = cmp.Or(c.Instance, subjects.InstanceID(strings.ToLower(rand.Text()[:12])))
+	c.MaxParallel = cmp.Or(c.MaxParallel, 1)
+	c.Heartbeat = cmp.Or(c.Heartbeat, fleet.DefaultHeartbeat)
+	c.Grace = max(cmp.Or(c.Grace, defaultGrace), 0)
+	c.HandIn = cmp.Or(c.HandIn, defaultHandIn)
+	c.MinProgress = cmp.Or(c.MinProgress, defaultMinProgress)
+	c.MCP = c.MCP.withDefaults()
+	if c.Tiers == nil {
+		c.Tiers = []string{"haiku", "sonnet", "opus"}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	if _, err := subjects.ParseAgentID(string(c.ID)); err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	if _, err := subjects.ParseInstanceID(string(c.Instance)); err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	switch {
+	case c.Bus == nil:
+		return errors.New("agent: Config.Bus is nil")
+	case c.Handler == nil:
+		return errors.New("agent: Config.Handler is nil")
+	case c.MaxParallel < 1 || c.MaxParallel > maxParallel:
+		return fmt.Errorf("agent: Config.MaxParallel is %d, want 1 to %d", c.MaxParallel, maxParallel)
+	case c.Heartbeat < minHeartbeat || c.Heartbeat > maxHeartbeat:
+		return fmt.Errorf("agent: Config.Heartbeat is %s, want %s to %s", c.Heartbeat, minHeartbeat, maxHeartbeat)
+	case c.HandIn < 0, c.MinProgress < 0:
+		return errors.New("agent: Config.HandIn and Config.MinProgress must not be negative")
+	}
+	return c.MCP.validate()
+}

@@ -1,0 +1,243 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// ExecConfig is a command that does tasks. Command is required.
+//
+// The command reads the brief on stdin, and the task's contract in PARLEY_TASK_ID,
+// _ATTEMPT, _FROM, _PRIORITY, _DEADLINE, _TOKEN_BUDGET, _REPLY_SCHEMA and
+// _SESSION_ID; PARLEY_CONTRACT is the path of a file with the whole offer as
+// JSON, which is gone afterwards. What it prints is its answer: prose, JSON, or
+// either with a TASK_RESULT in it. What it writes to stderr is its progress,
+// line by line. Exit status 0 says that it is done; any other, or a signal, is
+// agent_error, with the last lines of stderr, unless a TASK_RESULT says better.
+//
+// The command leads a process group of its own. When the task is over, canceled
+// or out of time, the whole group gets SIGTERM and, KillAfter later, SIGKILL;
+// what it leaves running when it ends by itself is killed too. On Linux the
+// command (though not what it has started) dies with the harness even if that
+// is killed. A process that leaves the group, by setsid say, is out of reach.
+type ExecConfig struct {
+	Command []string // the program, by path or by Env's PATH, and its arguments
+	Dir     string   // where it runs; "" where the harness does
+	Env     []string // NAME=value, of which it sees PATH, HOME, LANG, LC_*, TZ, TERM, USER, SHELL, TMPDIR
+	Allow   []string // and these: NAME, or PREFIX*
+	Set     []string // NAME=value that it sees in any case
+
+	Usage     Usage         // what it prints, "" for anything
+	KillAfter time.Duration // absent 5 s
+	Stall     time.Duration // without any output for so long it is given up; absent never
+	TempDir   string        // where its contract is kept; absent Env's TMPDIR, or /tmp
+}
+
+// Exec is the handler that runs a command per task.
+type Exec struct{ cfg ExecConfig }
+
+var _ Handler = (*Exec)(nil)
+
+const (
+	defaultKillAfter = 5 * time.Second
+	maxLine          = 8 << 20 // bytes of a line of stdout that a Usage reads
+	maxStderrLine    = 4 << 10
+	lastLines        = 10 // of stderr, in the message of a failure
+)
+
+// errStall: the command wrote nothing for too long.
+var errStall = errors.New("the command has stalled")
+
+// NewExec checks c and finds the command.
+func NewExec(c ExecConfig) (*Exec, error) {
+	if len(c.Command) == 0 || c.Command[0] == "" {
+		return nil, errors.New("agent: ExecConfig.Command is empty")
+	}
+	if _, err := newMeter(c.Usage); err != nil {
+		return nil, err
+	}
+	if c.KillAfter < 0 || c.Stall < 0 {
+		return nil, errors.New("agent: ExecConfig.KillAfter and ExecConfig.Stall must not be negative")
+	}
+	path, err := lookPath(c.Command[0], c.Env)
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	c.Command = append([]string{path}, c.Command[1:]...)
+	c.KillAfter = cmp.Or(c.KillAfter, defaultKillAfter)
+	tmp, _ := lookEnv(c.Env, "TMPDIR")
+	c.TempDir = cmp.Or(c.TempDir, tmp, "/tmp")
+	return &Exec{c}, nil
+}
+
+// Handle runs the command for one task.
+func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
+	dir, err := os.MkdirTemp(e.cfg.TempDir, "parley-")
+	if err != nil {
+		return fleet.Result{}, fmt.Errorf("keep the contract: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	contract := filepath.Join(dir, "offer.json")
+	data, err := fleet.Encode(t.Dispatch)
+	if err != nil {
+		return fleet.Result{}, fmt.Errorf("keep the contract: %w", err)
+	}
+	if err := os.WriteFile(contract, data, 0o600); err != nil {
+		return fleet.Result{}, fmt.Errorf("keep the contract: %w", err)
+	}
+	r, err := e.run(ctx, t, contract)
+	if err != nil {
+		return fleet.Result{}, err
+	}
+	return r.conclude(t.Dispatch)
+}
+
+// run runs the command and collects what there is to know of it.
+func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) {
+	r := &ran{answer: &head{max: fleet.MaxMessage}, last: &recent{max: lastLines}, stall: e.cfg.Stall}
+	r.meter, _ = newMeter(e.cfg.Usage)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	alive := func() {}
+	if e.cfg.Stall > 0 {
+		timer := time.AfterFunc(e.cfg.Stall, func() { cancel(errStall) })
+		defer timer.Stop()
+		alive = func() { timer.Reset(e.cfg.Stall) }
+	}
+	var stdout io.Writer = r.answer
+	if r.meter != nil {
+		stdout = &lines{max: maxLine, each: func(line []byte, cut bool) {
+			if note, tokens := r.meter.line(line, cut); note != "" || tokens > 0 {
+				t.Progress(note, -1, tokens)
+			}
+		}}
+	}
+	p, err := startProcess(spec{
+		argv: e.cfg.Command, dir: e.cfg.Dir,
+		env:    e.env(t.Dispatch, contract),
+		stdin:  strings.NewReader(prompt(t.Dispatch)),
+		stdout: &watched{stdout, alive},
+		stderr: &watched{&lines{max: maxStderrLine, each: func(line []byte, _ bool) {
+			s := strings.ToValidUTF8(string(line), "\uFFFD")
+			r.last.add(s)
+			t.Progress(s, -1, 0)
+		}}, alive},
+	})
+	if err != nil {
+		// It was there when NewExec looked: another machine may do better.
+		return nil, &Fail{Message: "the command cannot be started: " + err.Error(), Err: err}
+	}
+	r.end = p.wait(ctx, e.cfg.KillAfter)
+	r.cause = context.Cause(ctx)
+	return r, nil
+}
+
+func (e *Exec) env(d *fleet.Dispatch, contract string) []string {
+	env := childEnv(e.cfg.Env, e.cfg.Allow)
+	for _, kv := range e.cfg.Usage.env() {
+		name, _, _ := strings.Cut(kv, "=")
+		if _, set := lookEnv(env, name); !set {
+			env = append(env, kv)
+		}
+	}
+	return append(append(env, e.cfg.Set...), contractEnv(d, contract)...)
+}
+
+// watched calls alive for whatever is written.
+type watched struct {
+	w     io.Writer
+	alive func()
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	w.alive()
+	return w.w.Write(p)
+}
+
+func (w *watched) Close() error {
+	if c, ok := w.w.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// ran is a command that has ended.
+type ran struct {
+	end    ending
+	cause  error // why it was stopped, if it was
+	stall  time.Duration
+	answer *head // stdout, unless meter reads it
+	meter  meter // nil: none
+	last   *recent
+}
+
+// conclude turns what a command did into what a handler returns.
+func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
+	var spent fleet.Result
+	var rep report
+	if r.meter != nil {
+		rep = r.meter.report()
+		rep.fill(&spent)
+	}
+	if r.end.stopped {
+		if errors.Is(r.cause, errStall) {
+			return spent, &Fail{
+				Code: subjects.CodeAgentTimeout, Retryable: true, Err: errStall,
+				Message: r.tell(fmt.Sprintf("no output for %s", r.stall)),
+			}
+		}
+		return spent, r.cause
+	}
+	if rep.fail != nil {
+		return spent, rep.fail
+	}
+	text := string(r.answer.data)
+	if r.meter != nil {
+		text = rep.text
+	}
+	if err := r.end.err(); err != nil {
+		// An agent that knows why it fails may say so, and exit as it likes.
+		if own, ok := fleet.FindResult(text); ok && (own.Status == fleet.StatusBlocked || own.Status == fleet.StatusError) {
+			rep.fill(own)
+			return *own, nil
+		}
+		return spent, &Fail{Retryable: true, Err: err, Message: r.tell(err.Error())}
+	}
+	if r.meter != nil && !rep.answered {
+		return spent, &Fail{Retryable: true, Message: r.tell("the command ended without a result")}
+	}
+	if r.answer.cut() || len(text) > maxAnswer {
+		return spent, &Fail{
+			Code:    subjects.CodePayloadTooLarge,
+			Message: fmt.Sprintf("the answer is longer than %d bytes: write it to a file and print a link", maxAnswer),
+		}
+	}
+	res, err := readAnswer(text, d)
+	if err != nil {
+		return spent, err
+	}
+	rep.fill(&res)
+	return res, nil
+}
+
+// tell adds the last lines of stderr to a message.
+func (r *ran) tell(message string) string {
+	last := r.last.String()
+	if last == "" {
+		return message
+	}
+	if room := maxMessage - len(message) - len("…\n\n"); len(last) > room {
+		last = "…" + strings.ToValidUTF8(last[len(last)-room:], "")
+	}
+	return message + "\n" + last
+}

@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// Where a result's tokens come from.
+const (
+	tokensReported = "reported" // the agent says so
+	tokensMeasured = "measured" // counted by what ran it
+)
+
+// handIn sends a task's result until it is answered, and takes the task out of
+// the hand. If life ends first, the result stays in the spool.
+func (w *Worker) handIn(life context.Context, h *held, r fleet.Result) {
+	ctx, drop := context.WithCancelCause(life)
+	defer drop(nil)
+	defer w.hand.forget(h)
+	w.settle(h, &r)
+	w.hand.finish(h, &r, drop)
+	var files []string
+	err := w.request(ctx, h, subjects.Result(w.cfg.ID, h.id), func(attempt int) ([]byte, error) {
+		data, file := w.pack(r, attempt)
+		if file != "" {
+			files = append(files, file)
+		}
+		return data, nil
+	})
+	attempt, _ := w.hand.turn(h)
+	log := w.log.With(slog.String("task_id", string(h.id)), slog.Int("attempt", attempt), slog.String("status", string(r.Status)))
+	switch {
+	case err == nil:
+		log.Debug("result was taken")
+	case life.Err() != nil:
+		log.Warn("result was not answered before the end", slog.Any("error", err), slog.Bool("spooled", len(files) > 0))
+		return
+	default:
+		log.Info("result did not count", slog.Any("error", err))
+	}
+	for _, f := range files {
+		w.spool.remove(f, w.log)
+	}
+}
+
+// settle fills what the harness knows better than the handler.
+func (w *Worker) settle(h *held, r *fleet.Result) {
+	r.Header = header(fleet.TypeResult)
+	r.TaskID, r.AgentID, r.InstanceID, r.Epoch = h.id, w.cfg.ID, w.cfg.Instance, w.epoch
+	r.State = ""
+	if r.NextSteps == nil {
+		r.NextSteps = []string{}
+	}
+	if r.TokensSource == "" && r.TokensSpent != 0 {
+		r.TokensSource = tokensReported
+	}
+}
+
+// pack encodes r for an attempt and puts it into the spool. A result that no
+// router would take becomes one that says so.
+func (w *Worker) pack(r fleet.Result, attempt int) (data []byte, file string) {
+	r.Attempt = attempt
+	data, err := fleet.Encode(&r)
+	if err == nil {
+		_, err = fleet.DecodeResult(data)
+	}
+	if err != nil {
+		e := subjects.AsError(err)
+		f := &Fail{Code: subjects.CodeResultInvalid, Retryable: true, Message: "the result cannot be handed in: " + e.Error()}
+		if e.Code == subjects.CodePayloadTooLarge {
+			f.Code, f.Retryable = e.Code, false
+			f.Message = fmt.Sprintf("the result has %d bytes, at most %d fit: hand large output in as artifacts, or by link", len(data), fleet.MaxMessage)
+		}
+		r = failed(fleet.Result{
+			Header: r.Header, TaskID: r.TaskID, AgentID: r.AgentID, InstanceID: r.InstanceID, Epoch: r.Epoch,
+			Attempt: attempt, TokensSpent: max(r.TokensSpent, 0), TokensSource: r.TokensSource, NextSteps: []string{},
+		}, f.Code, f)
+		data = fleet.MustEncode(&r)
+	}
+	if w.spool == nil {
+		return data, ""
+	}
+	file = spoolName(&r)
+	if err := w.spool.put(file, data); err != nil {
+		w.log.Error("spool a result", slog.String("task_id", string(r.TaskID)), slog.Any("error", err))
+	}
+	return data, file
+}

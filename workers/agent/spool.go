@@ -1,0 +1,177 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// spool keeps results on disk from before they are sent until they are
+// answered: one file each, named task.epoch.attempt.json, put there by an
+// atomic rename.
+type spool struct{ dir string }
+
+const (
+	spoolSuffix = ".json"
+	spoolTemp   = ".tmp-"
+	spoolBad    = ".bad" // appended to what cannot be read
+)
+
+// leftoversFirst is how long a new instance waits for the results of its
+// predecessor to be answered before it announces itself; after that they go on
+// in the background.
+const leftoversFirst = 5 * time.Second
+
+func openSpool(dir string) (*spool, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the spool: %w", err)
+	}
+	return &spool{dir}, nil
+}
+
+func spoolName(r *fleet.Result) string {
+	return fmt.Sprintf("%s.%d.%d%s", r.TaskID, r.Epoch, r.Attempt, spoolSuffix)
+}
+
+// put stores a result; it is on disk when put returns.
+func (s *spool) put(name string, data []byte) (err error) {
+	f, err := os.CreateTemp(s.dir, spoolTemp)
+	if err != nil {
+		return fmt.Errorf("write a spool file: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write a spool file: %w", err)
+	}
+	if err := os.Rename(f.Name(), filepath.Join(s.dir, name)); err != nil {
+		return fmt.Errorf("write a spool file: %w", err)
+	}
+	return s.sync()
+}
+
+// sync makes renames and removals last.
+func (s *spool) sync() error {
+	d, err := os.Open(s.dir)
+	if err != nil {
+		return fmt.Errorf("sync the spool: %w", err)
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// remove drops an answered result. Should it come back after a crash, it is
+// answered as late.
+func (s *spool) remove(name string, log *slog.Logger) {
+	if err := os.Remove(filepath.Join(s.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		log.Warn("remove a spool file", slog.String("file", name), slog.Any("error", err))
+	}
+}
+
+// leftover is a result that an earlier process could not hand in.
+type leftover struct {
+	file   string
+	data   []byte
+	result *fleet.Result
+}
+
+// leftovers reads what is in the spool, by name. A file that is no result of
+// agent is put aside.
+func (s *spool) leftovers(agent subjects.AgentID, log *slog.Logger) ([]leftover, error) {
+	names, err := filepath.Glob(filepath.Join(globQuote(s.dir), "*"+spoolSuffix))
+	if err != nil {
+		return nil, fmt.Errorf("list the spool: %w", err)
+	}
+	var list []leftover
+	for _, path := range names {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read the spool: %w", err)
+		}
+		r, err := fleet.DecodeResult(data)
+		if err == nil && (r.AgentID != agent || r.TaskID == "") {
+			err = fmt.Errorf("it is of agent %q", r.AgentID)
+		}
+		if err != nil {
+			log.Error("put aside a spool file that is no result of this agent", slog.String("file", path), slog.Any("error", err))
+			if err := os.Rename(path, path+spoolBad); err != nil {
+				return nil, fmt.Errorf("put aside a spool file: %w", err)
+			}
+			continue
+		}
+		list = append(list, leftover{filepath.Base(path), data, r})
+	}
+	slices.SortFunc(list, func(x, y leftover) int { return strings.Compare(x.file, y.file) })
+	return list, nil
+}
+
+// globQuote makes a path one that Glob takes literally.
+func globQuote(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+// sendLeftovers hands in what an earlier process could not. It returns when all
+// is answered, or after a while, or when ctx ends; what is left goes on until
+// life ends.
+func (w *Worker) sendLeftovers(ctx, life context.Context) {
+	if w.spool == nil {
+		return
+	}
+	list, err := w.spool.leftovers(w.cfg.ID, w.log)
+	if err != nil {
+		w.log.Error("read the spool", slog.Any("error", err))
+	}
+	if len(list) == 0 {
+		return
+	}
+	done := make(chan struct{})
+	w.wg.Go(func() {
+		defer close(done)
+		for _, l := range list {
+			w.sendLeftover(life, l)
+		}
+	})
+	first, cancel := context.WithTimeout(ctx, leftoversFirst)
+	defer cancel()
+	select {
+	case <-done:
+	case <-first.Done():
+	}
+}
+
+func (w *Worker) sendLeftover(life context.Context, l leftover) {
+	log := w.log.With(slog.String("task_id", string(l.result.TaskID)), slog.Int("attempt", l.result.Attempt))
+	subject := subjects.Result(w.cfg.ID, l.result.TaskID)
+	for {
+		m, err := w.cfg.Bus.RequestUntil(life, subject, l.data, messageID(), requestTry, repeat)
+		switch {
+		case err == nil:
+			said, _ := answer(m)
+			log.Info("result of an earlier process was answered", slog.Any("answer", said))
+			w.spool.remove(l.file, w.log)
+			return
+		case life.Err() != nil, errors.Is(err, bus.ErrClosed):
+			return
+		}
+		log.Error("hand in a result of an earlier process", slog.Any("error", err))
+		if pause(life, requestTry) != nil {
+			return
+		}
+	}
+}

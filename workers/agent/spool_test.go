@@ -1,0 +1,103 @@
+package agent_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/workers/agent"
+)
+
+func files(t *testing.T, dir string) []string {
+	t.Helper()
+	list, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// A result that nobody answered survives the process and is handed in by the
+// next, as what it was.
+func TestSpool(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t)
+	dir := t.TempDir()
+	r.answers(func(int, fleet.Result) any { return nil })
+	first := r.start(agent.Config{Handler: agent.Echo{}, Spool: dir, Grace: -1, HandIn: time.Millisecond})
+	first.give(dispatch("t1", "work"))
+	r.result("t1")
+	first.end()
+	if got := files(t, dir); len(got) != 1 {
+		t.Fatalf("spool = %v, want one file", got)
+	}
+	r.answers(func(int, fleet.Result) any { return fleet.ResultReply{OK: true} })
+	drained(r.results)
+	drained(r.announces)
+	second := r.start(agent.Config{Handler: agent.Echo{}, Spool: dir})
+	got := r.result("t1")
+	if got.Epoch != first.Epoch() || got.InstanceID != first.Instance() || got.Attempt != 1 || output(t, got) != "work" {
+		t.Errorf("result = %+v, want the first process's", got)
+	}
+	second.give(dispatch("t2", "more"))
+	r.result("t2")
+	second.gone()
+	if got := files(t, dir); len(got) != 0 {
+		t.Errorf("spool = %v, want it empty", got)
+	}
+}
+
+// What was spooled is answered before the agent announces itself.
+func TestSpoolGoesFirst(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t)
+	dir := t.TempDir()
+	old := &fleet.Result{
+		Header: fleet.Header{Type: fleet.TypeResult, ProtocolVersion: fleet.Version}, TaskID: "t1", AgentID: "bob",
+		Status: fleet.StatusDone, Attempt: 2, Epoch: 5, InstanceID: "old",
+	}
+	if err := os.WriteFile(filepath.Join(dir, "t1.5.2.json"), fleet.MustEncode(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "junk.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	announced := make(chan bool, 1)
+	r.answers(func(int, fleet.Result) any {
+		announced <- len(r.announces) > 0
+		return fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeLateResult, "late")}
+	})
+	r.start(agent.Config{Handler: agent.Echo{}, Spool: dir})
+	r.result("t1")
+	if next(t, "the result", announced) {
+		t.Error("the agent was announced before the result of its predecessor was answered")
+	}
+	next(t, "the announce", r.announces)
+	if got := files(t, dir); len(got) != 1 || filepath.Base(got[0]) != "junk.json.bad" {
+		t.Errorf("spool = %v, want junk.json.bad alone", got)
+	}
+}
+
+// The result is on disk before anybody hears of it.
+func TestSpoolBeforeSending(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t)
+	dir := t.TempDir()
+	seen := make(chan int, 1)
+	r.answers(func(int, fleet.Result) any {
+		list, _ := filepath.Glob(filepath.Join(dir, "*.json"))
+		seen <- len(list)
+		return fleet.ResultReply{OK: true}
+	})
+	a := r.start(agent.Config{Spool: dir, Handler: agent.HandlerFunc(func(context.Context, *agent.Task) (fleet.Result, error) {
+		return agent.Text("x"), nil
+	})})
+	a.give(dispatch("t1", "x"))
+	if n := next(t, "the result", seen); n != 1 {
+		t.Errorf("%d files when the result was sent, want 1", n)
+	}
+}

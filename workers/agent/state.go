@@ -1,0 +1,207 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"maps"
+	mathrand "math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// Intervals of announcing.
+const (
+	announceEvery = time.Hour // jittered by a tenth: a fleet is not to speak at once
+	announceTry   = 10 * time.Second
+	announceAgain = time.Second // after a failure
+)
+
+// vitals is what an agent tells of its surroundings. It is read-only.
+type vitals struct {
+	health fleet.MCPHealth
+	probed fleet.ProbeTimes
+	repo   *fleet.RepoState
+}
+
+// state holds the latest vitals.
+type state struct {
+	mu       sync.Mutex
+	now      vitals
+	known    bool            // an announce was stored
+	told     fleet.MCPHealth // of the latest announce that was stored
+	announce chan struct{}   // asks for an announce; capacity 1
+	farewell chan struct{}   // closed once the fleet knows that the agent stops
+}
+
+func newState(c MCPConfig) *state {
+	s := &state{announce: make(chan struct{}, 1), farewell: make(chan struct{})}
+	if len(c.Servers) > 0 {
+		s.now.health = fleet.MCPHealth{}
+		for _, server := range c.Servers {
+			s.now.health[server.Name] = fleet.HealthUnknown
+		}
+	}
+	return s
+}
+
+func (s *state) get() vitals {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now
+}
+
+// setHealth notes the outcome of a probe; one that is news is announced.
+func (s *state) setHealth(server, health string, at time.Time) (news bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	news = s.now.health[server] != health
+	s.now.health, s.now.probed = maps.Clone(s.now.health), maps.Clone(s.now.probed)
+	if s.now.probed == nil {
+		s.now.probed = fleet.ProbeTimes{}
+	}
+	s.now.health[server], s.now.probed[server] = health, at.UTC()
+	if news {
+		kick(s.announce)
+	}
+	return news
+}
+
+// setRepo notes the state of the work tree, nil when it cannot be read; one
+// that is news is announced.
+func (s *state) setRepo(r *fleet.RepoState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.now.repo
+	if (was == nil) != (r == nil) || was != nil && (was.Branch != r.Branch || was.Clean != r.Clean) {
+		kick(s.announce)
+	}
+	s.now.repo = r
+}
+
+// announced notes what was announced; last says that it was the farewell.
+func (s *state) announced(h fleet.MCPHealth, last bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told, s.known = h, true
+	if last {
+		closeOnce(s.farewell)
+	}
+}
+
+func (s *state) isKnown() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known
+}
+
+// changedHealth is what has changed since the latest announce.
+func (s *state) changedHealth() fleet.MCPHealth {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var changed fleet.MCPHealth
+	for name, health := range s.now.health {
+		if s.told[name] != health {
+			if changed == nil {
+				changed = fleet.MCPHealth{}
+			}
+			changed[name] = health
+		}
+	}
+	return changed
+}
+
+// announceAll announces at the start, on every change, and hourly, until life
+// ends.
+func (w *Worker) announceAll(life context.Context) {
+	for {
+		next := announceAgain
+		if w.announce(life) {
+			next = announceEvery - announceEvery/10 + mathrand.N(announceEvery/5) //nolint:gosec // to spread load, not to hide
+		}
+		t := time.NewTimer(next)
+		select {
+		case <-life.Done():
+			t.Stop()
+			return
+		case <-w.state.announce:
+		case <-w.hand.announced:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+}
+
+// announce stores one SESSION_ANNOUNCE and reports whether that worked.
+func (w *Worker) announce(life context.Context) bool {
+	ctx, cancel := context.WithTimeout(life, announceTry)
+	defer cancel()
+	v := w.state.get()
+	last := w.hand.isStopping()
+	a := w.announcement(v)
+	if _, err := w.cfg.Bus.Store(ctx, subjects.Announce(w.cfg.ID, w.cfg.Instance), fleet.MustEncode(a), rand.Text(), nil); err != nil {
+		if life.Err() == nil {
+			w.log.Warn("announce", slog.Any("error", err))
+		}
+		return false
+	}
+	w.state.announced(v.health, last)
+	return true
+}
+
+func (w *Worker) announcement(v vitals) *fleet.Announce {
+	held, draining, fresh := w.hand.holding()
+	c := &w.cfg
+	return &fleet.Announce{
+		Header: header(fleet.TypeAnnounce),
+		Worker: fleet.Worker{
+			AgentID: c.ID, Model: c.Model, ModelTier: c.ModelTier, ContextWindow: c.ContextWindow,
+			InstanceID: c.Instance, Epoch: w.epoch, MaxParallel: c.MaxParallel, Labels: c.Labels, AgentType: c.AgentType,
+		},
+		Capabilities: fleet.Capabilities{
+			Tools: orEmpty(c.Tools), MCPServers: orEmpty(slices.Sorted(maps.Keys(v.health))), Skills: c.Skills,
+		},
+		MCPHealth: v.health, MCPProbedAt: v.probed,
+		Session:          fleet.SessionState{ActiveTasks: len(held), RepoState: v.repo, SessionFresh: fresh},
+		HeartbeatSeconds: new(c.Heartbeat.Seconds()),
+		Draining:         draining,
+	}
+}
+
+func orEmpty(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}
+
+// beatAll sends heartbeats until life ends: on the interval, and at once when
+// something changed that routers are to know.
+func (w *Worker) beatAll(life context.Context) {
+	t := time.NewTicker(w.cfg.Heartbeat)
+	defer t.Stop()
+	for {
+		w.heartbeat()
+		select {
+		case <-life.Done():
+			return
+		case <-w.hand.beat:
+		case <-t.C:
+		}
+	}
+}
+
+func (w *Worker) heartbeat() {
+	held, draining, _ := w.hand.holding()
+	b := &fleet.Heartbeat{
+		Header: header(fleet.TypeHeartbeat), Epoch: w.epoch, ActiveTasks: len(held), Holding: held,
+		MCPHealth: w.state.changedHealth(), Draining: draining,
+	}
+	if err := w.cfg.Bus.Publish(subjects.Heartbeat(w.cfg.ID, w.cfg.Instance), fleet.MustEncode(b), nil); err != nil {
+		w.log.Warn("send a heartbeat", slog.Any("error", err))
+	}
+}

@@ -1,0 +1,126 @@
+package agent
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"parley/subjects"
+)
+
+// codex reads what codex exec --json prints: a line per event. The last message
+// of the agent is its answer. An item of type error is a warning; only
+// turn.failed, or an error that no turn survived, is a failure.
+type codex struct {
+	thread    string
+	message   string
+	answered  bool
+	completed bool
+	failed    string
+	warned    string // the last error event
+	usage     *codexUsage
+}
+
+// codexUsage is cumulative over the thread. Input includes what was cached.
+type codexUsage struct {
+	Input      int64 `json:"input_tokens"`
+	Cached     int64 `json:"cached_input_tokens"`
+	CacheWrite int64 `json:"cache_write_input_tokens"`
+	Output     int64 `json:"output_tokens"` // reasoning included
+}
+
+type codexEvent struct {
+	Type    string `json:"type"`
+	Thread  string `json:"thread_id"`
+	Message string `json:"message"`
+	Item    struct {
+		Type    string `json:"type"`
+		Text    string `json:"text"`
+		Message string `json:"message"`
+		Command string `json:"command"`
+	} `json:"item"`
+	Usage *codexUsage `json:"usage"`
+	Error struct {
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+func (c *codex) line(b []byte, cut bool) (note string, tokens int64) {
+	b = bytes.TrimSpace(b)
+	var e codexEvent
+	if cut || len(b) == 0 || b[0] != '{' || json.Unmarshal(b, &e) != nil {
+		return "", 0
+	}
+	switch e.Type {
+	case "thread.started":
+		c.thread = e.Thread
+	case "item.started", "item.completed":
+		return c.item(&e), 0
+	case "turn.completed":
+		c.completed, c.failed, c.usage = true, "", e.Usage
+		return "", c.spent().tokens()
+	case "turn.failed":
+		c.failed = cmp.Or(e.Error.Message, c.warned, "the turn failed")
+	case "error":
+		c.warned = cmp.Or(e.Message, "an error that says nothing")
+		return firstLine(c.warned), 0
+	}
+	return "", 0
+}
+
+func (c *codex) item(e *codexEvent) (note string) {
+	switch e.Item.Type {
+	case "agent_message":
+		if e.Type == "item.completed" {
+			c.message, c.answered = e.Item.Text, true
+		}
+		return firstLine(e.Item.Text)
+	case "error":
+		return "warning: " + firstLine(e.Item.Message)
+	case "command_execution":
+		return firstLine(e.Item.Command)
+	}
+	return ""
+}
+
+func (c *codex) spent() *spent {
+	if c.usage == nil {
+		return &spent{Tool: "codex", Session: c.thread}
+	}
+	u := c.usage
+	return &spent{
+		Tool: "codex", Session: c.thread,
+		Input:         max(u.Input-u.Cached-u.CacheWrite, 0),
+		CacheCreation: u.CacheWrite, CacheRead: u.Cached, Output: u.Output,
+	}
+}
+
+func (c *codex) report() report {
+	r := report{text: c.message, answered: c.answered && c.completed}
+	if c.usage != nil {
+		r.spent = c.spent()
+	}
+	switch failed := cmp.Or(c.failed, c.warned); {
+	case c.failed != "", !c.completed && c.warned != "":
+		r.fail = codexFailure(failed)
+	}
+	return r
+}
+
+// codexStatus is how codex words an HTTP status; it says it in no other way.
+var codexStatus = regexp.MustCompile(`(?i)\bstatus(?: code)?:? (\d{3})\b`)
+
+func codexFailure(message string) *Fail {
+	status := 0
+	if m := codexStatus.FindStringSubmatch(message); m != nil {
+		status, _ = strconv.Atoi(m[1])
+	}
+	f := apiFailure(status, message)
+	if status == 0 && strings.Contains(strings.ToLower(message), "usage limit") {
+		f.Code, f.Retryable = subjects.CodeRateLimited, true
+	}
+	return f
+}

@@ -1,0 +1,227 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// farewellTimeout bounds the wait for the last announce: without JetStream
+// there is nobody to take it.
+const farewellTimeout = 2 * time.Second
+
+// Worker is one agent instance. Make it with New, start it with Run.
+type Worker struct {
+	// fixed after New
+	cfg   Config
+	log   *slog.Logger
+	epoch int64
+	skill []string // capabilities beyond tools: names of skills
+	hand  *hand
+	state *state
+	spool *spool // nil: none
+
+	started atomic.Bool
+	wg      sync.WaitGroup // everything that Run waits for
+}
+
+// New checks c and returns its worker. It starts nothing.
+func New(c Config) (*Worker, error) {
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	w := &Worker{
+		cfg: c, epoch: time.Now().UnixNano(),
+		log:   c.Log.With(slog.String("component", "agent"), slog.String("agent_id", string(c.ID)), slog.String("instance_id", string(c.Instance))),
+		skill: skillNames(c.Skills),
+		hand:  newHand(c.MaxParallel),
+		state: newState(c.MCP),
+	}
+	if err := w.checkAnnouncement(); err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	if c.Spool != "" {
+		s, err := openSpool(c.Spool)
+		if err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
+		w.spool = s
+	}
+	return w, nil
+}
+
+// checkAnnouncement checks whatever of the Config the fleet would refuse.
+func (w *Worker) checkAnnouncement() error {
+	data, err := fleet.Encode(w.announcement(w.state.get()))
+	if err != nil {
+		return fmt.Errorf("encode the announce: %w", subjects.AsError(err).Err)
+	}
+	_, err = fleet.DecodeAnnounce(data)
+	return err
+}
+
+// skillNames lists the ids and names of A2A skills: what may be required as a
+// capability.
+func skillNames(skills []json.RawMessage) (names []string) {
+	for _, raw := range skills {
+		var s struct {
+			ID   string `json:"id"`
+			Name string `json:"name"`
+		}
+		if json.Unmarshal(raw, &s) != nil {
+			continue
+		}
+		for _, n := range []string{s.ID, s.Name} {
+			if n != "" {
+				names = append(names, n)
+			}
+		}
+	}
+	return names
+}
+
+// Instance is the instance id, which New chose if the Config did not.
+func (w *Worker) Instance() subjects.InstanceID { return w.cfg.Instance }
+
+// Epoch is when the instance was made, in ns: it tells it from an earlier one
+// of the same id.
+func (w *Worker) Epoch() int64 { return w.epoch }
+
+// Name names the worker in logs.
+func (w *Worker) Name() string { return "agent" }
+
+// Ready returns nil once the fleet knows of the agent.
+func (w *Worker) Ready() error {
+	if !w.state.isKnown() {
+		return errors.New("agent: not announced yet")
+	}
+	return nil
+}
+
+// Run is the agent's life: it announces, takes tasks and does them until ctx
+// ends, then drains as the package comment says. It returns nil when that is
+// done, and an error only if it could not begin. Call it once.
+func (w *Worker) Run(ctx context.Context) error {
+	if w.started.Swap(true) {
+		return errors.New("agent: Run was called before")
+	}
+	// Work outlives ctx by Grace, and telling the fleet outlives the work.
+	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer end(nil)
+	w.sendLeftovers(ctx, life)
+	offers, err := w.cfg.Bus.Subscribe(subjects.Offer(w.cfg.ID, w.cfg.Instance), "", func(m bus.Msg) { w.onOffer(life, m) })
+	if err != nil {
+		return fmt.Errorf("agent: take offers: %w", err)
+	}
+	controls, err := w.cfg.Bus.Subscribe(subjects.Control(w.cfg.ID, w.cfg.Instance), "", w.onControl)
+	if err != nil {
+		_ = offers.Unsubscribe()
+		return fmt.Errorf("agent: take control messages: %w", err)
+	}
+	w.wg.Go(func() { w.announceAll(life) })
+	w.wg.Go(func() { w.beatAll(life) })
+	w.wg.Go(func() { w.watchRepo(life) })
+	w.wg.Go(func() { w.watchMCP(life) })
+	w.log.Info("agent is ready", slog.Int("max_parallel", w.cfg.MaxParallel), slog.Int64("epoch", w.epoch))
+
+	<-ctx.Done()
+	w.drain()
+	w.farewell()
+	for _, s := range []*bus.Subscription{offers, controls} {
+		if err := s.Drain(); err != nil { //nolint:contextcheck // bounded by itself; ctx has ended
+			w.log.Debug("end a subscription", slog.Any("error", err))
+		}
+	}
+	end(ErrStopping)
+	w.wg.Wait()
+	w.log.Info("agent has stopped")
+	return nil
+}
+
+// drain waits for the work in hand, for a while, and then hands it back.
+func (w *Worker) drain() {
+	idle, emptied := w.hand.stop()
+	w.log.Info("agent is draining", slog.Duration("grace", w.cfg.Grace))
+	if within(emptied, w.cfg.Grace) {
+		return
+	}
+	w.hand.abort(ErrStopping)
+	<-idle
+	within(emptied, w.cfg.HandIn)
+}
+
+// farewell makes sure that the fleet has heard that nothing is to be expected
+// here any more.
+func (w *Worker) farewell() {
+	w.heartbeat()
+	if !within(w.state.farewell, farewellTimeout) {
+		w.log.Debug("the last announce is not stored")
+	}
+}
+
+// within reports whether c is closed before d is over.
+func within(c <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-c:
+		return true
+	default:
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// work runs the handler of a task and hands in what comes of it. ctx is the
+// handler's, life the harness's.
+func (w *Worker) work(ctx, life context.Context, h *held) {
+	ctx, stop := context.WithDeadlineCause(ctx, h.deadline, ErrDeadline)
+	defer stop()
+	res, err := w.call(ctx, h.task)
+	h.pace.close()
+	out, send := verdict(ctx, res, err)
+	cause := context.Cause(ctx)
+	h.cancel(errGone)
+	log := w.log.With(slog.String("task_id", string(h.id)), slog.String("status", string(out.Status)))
+	if !send {
+		w.hand.forget(h)
+		log.Info("task was dropped", slog.String("reason", cause.Error()), slog.Int64("tokens_spent", out.TokensSpent))
+		return
+	}
+	switch {
+	case err != nil && errors.Is(cause, ErrStopping):
+		log.Info("task is handed back")
+	case err != nil:
+		log.Info("task failed", slog.Any("error", err))
+	}
+	w.handIn(life, h, out)
+}
+
+// call runs the handler; a panic becomes its error.
+func (w *Worker) call(ctx context.Context, t *Task) (r fleet.Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			w.log.Error("handler panicked", slog.String("task_id", string(t.ID())), slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			r, err = fleet.Result{}, &Fail{Message: fmt.Sprintf("the handler panicked: %v", p), Retryable: true}
+		}
+	}()
+	if ctx.Err() != nil { // canceled before it began
+		return fleet.Result{}, context.Cause(ctx)
+	}
+	return w.cfg.Handler.Handle(ctx, t)
+}

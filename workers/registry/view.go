@@ -1,0 +1,257 @@
+package registry
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// keptFor is how long the announce stream keeps an announce.
+const keptFor = 24 * time.Hour
+
+// key names an instance.
+type key struct {
+	agent    subjects.AgentID
+	instance subjects.InstanceID
+}
+
+// instance is what is known of one process of an agent.
+type instance struct {
+	announce  fleet.Announce
+	announced time.Time // when the announce was stored
+	seen      time.Time // when it was last heard of
+	active    int
+	holding   []fleet.Holding
+	draining  bool // by its own word
+
+	known    bool  // what follows has been decided once
+	epoch    int64 // of the process that it tells about
+	live     bool
+	drained  bool // by itself or by an operator, as last told
+	saidLife said // the last event live or lost that anybody told
+	saidWork said // the last event draining or resumed
+}
+
+// said is an event that was told, by this registry or another.
+type said struct {
+	event string
+	epoch int64
+}
+
+// view is what one registry has heard of the fleet. It is pure: time comes in
+// as an argument, events go out as return values. It is not safe for
+// concurrent use.
+type view struct {
+	began     time.Time // what was announced before is no news
+	instances map[key]*instance
+	drains    map[subjects.AgentID]fleet.AgentDrained
+	cools     map[subjects.AgentID]fleet.AgentCooling
+}
+
+func newView(began time.Time) *view {
+	return &view{
+		began:     began,
+		instances: make(map[key]*instance),
+		drains:    make(map[subjects.AgentID]fleet.AgentDrained),
+		cools:     make(map[subjects.AgentID]fleet.AgentCooling),
+	}
+}
+
+// announced takes an announce that was stored at the time at.
+func (v *view) announced(k key, a *fleet.Announce, at, now time.Time) []fleet.AgentEvent {
+	in := v.instances[k]
+	switch {
+	case in == nil:
+		in = new(instance)
+		v.instances[k] = in
+	case a.Worker.Epoch < in.announce.Worker.Epoch:
+		return nil // of a process that has been replaced
+	case a.Worker.Epoch > in.announce.Worker.Epoch:
+		in.holding = nil
+	}
+	in.announce, in.announced = *a, at
+	in.announce.Worker.AgentID, in.announce.Worker.InstanceID = k.agent, k.instance
+	in.active, in.draining = a.Session.ActiveTasks, a.Draining
+	if at.After(in.seen) {
+		in.seen = at
+	}
+	return v.settle(k, in, now)
+}
+
+// heard takes a heartbeat. One of an instance that has not announced, or of a
+// process that has been replaced, tells nothing.
+func (v *view) heard(k key, h *fleet.Heartbeat, now time.Time) []fleet.AgentEvent {
+	in := v.instances[k]
+	if in == nil || h.Epoch < in.announce.Worker.Epoch {
+		return nil
+	}
+	in.seen, in.active, in.holding, in.draining = now, h.ActiveTasks, h.Holding, h.Draining
+	if len(h.MCPHealth) > 0 {
+		health := maps.Clone(in.announce.MCPHealth)
+		if health == nil {
+			health = make(fleet.MCPHealth, len(h.MCPHealth))
+		}
+		maps.Copy(health, h.MCPHealth)
+		in.announce.MCPHealth = health
+	}
+	return v.settle(k, in, now)
+}
+
+// drain takes an operator's word that an agent is drained; nil: no longer.
+func (v *view) drain(a subjects.AgentID, d *fleet.AgentDrained, now time.Time) []fleet.AgentEvent {
+	if d == nil {
+		delete(v.drains, a)
+	} else {
+		v.drains[a] = *d
+	}
+	var events []fleet.AgentEvent
+	for _, k := range v.keys(a) {
+		events = append(events, v.settle(k, v.instances[k], now)...)
+	}
+	return events
+}
+
+// cool takes a router's word that an agent cools down; nil: no longer.
+func (v *view) cool(a subjects.AgentID, c *fleet.AgentCooling) {
+	if c == nil {
+		delete(v.cools, a)
+	} else {
+		v.cools[a] = *c
+	}
+}
+
+// told takes an event that some registry has told, so that it is not told
+// again.
+func (v *view) told(k key, e *fleet.AgentEvent) {
+	in := v.instances[k]
+	if in == nil {
+		return
+	}
+	switch s := (said{e.Event, e.Epoch}); e.Event {
+	case fleet.AgentLive, fleet.AgentLost:
+		in.saidLife = s
+	case fleet.AgentDraining, fleet.AgentResumed:
+		in.saidWork = s
+	}
+}
+
+// sweep finds whom time has made lost, and forgets those whose announce is no
+// longer kept.
+func (v *view) sweep(now time.Time) []fleet.AgentEvent {
+	var events []fleet.AgentEvent
+	for k, in := range v.instances {
+		events = append(events, v.settle(k, in, now)...)
+		if !in.live && now.Sub(in.announced) > keptFor {
+			delete(v.instances, k)
+		}
+	}
+	slices.SortFunc(events, func(a, b fleet.AgentEvent) int {
+		return cmp.Or(cmp.Compare(a.AgentID, b.AgentID), cmp.Compare(a.InstanceID, b.InstanceID))
+	})
+	return events
+}
+
+// list is the listing of one agent, or of all when a is empty.
+func (v *view) list(a subjects.AgentID, now time.Time) []fleet.AgentView {
+	keys := v.keys(a)
+	views := make([]fleet.AgentView, 0, len(keys))
+	for _, k := range keys {
+		in := v.instances[k]
+		drain, byOperator := v.drains[k.agent]
+		view := fleet.AgentView{
+			Announce: in.announce, Live: alive(in, now), Draining: in.draining || byOperator,
+			DrainedBy: string(drain.By), LastSeen: in.seen, Active: in.active, Holding: in.holding,
+		}
+		if c, ok := v.cools[k.agent]; ok && c.Until.After(now) {
+			view.CoolUntil = &c.Until
+		}
+		views = append(views, view)
+	}
+	return views
+}
+
+// keys names the instances of one agent, or all when a is empty, in order.
+func (v *view) keys(a subjects.AgentID) []key {
+	var keys []key
+	for k := range v.instances {
+		if a == "" || k.agent == a {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.agent, b.agent), cmp.Compare(a.instance, b.instance))
+	})
+	return keys
+}
+
+// lease is how long an instance lives after it was last heard of.
+func lease(a *fleet.Announce) time.Duration {
+	switch {
+	case a.HeartbeatSeconds == nil:
+		return fleet.MissedHeartbeats * fleet.DefaultHeartbeat
+	case *a.HeartbeatSeconds > 0:
+		return time.Duration(fleet.MissedHeartbeats * *a.HeartbeatSeconds * float64(time.Second))
+	case a.TTLSeconds > 0:
+		return time.Duration(a.TTLSeconds * float64(time.Second))
+	}
+	return fleet.DefaultTTL
+}
+
+func alive(in *instance, now time.Time) bool {
+	return now.Sub(in.seen) <= lease(&in.announce)
+}
+
+// settle compares what an instance is with what was last told of it, and
+// returns what is to be told now. The first look at an instance that this
+// registry found when it began is no news.
+func (v *view) settle(k key, in *instance, now time.Time) []fleet.AgentEvent {
+	operator, byOperator := v.drains[k.agent]
+	live, drained := alive(in, now), in.draining || byOperator
+	epoch := in.announce.Worker.Epoch
+	if !in.known && in.announced.Before(v.began) {
+		// Not heard of yet: its next heartbeat may be under way.
+		in.known = live || now.Sub(v.began) > lease(&in.announce)
+		in.live, in.drained, in.epoch = live, drained, epoch
+		return nil
+	}
+	var events []fleet.AgentEvent
+	tell := func(last *said, event string, change func(*fleet.AgentEvent)) {
+		if *last == (said{event, epoch}) {
+			return
+		}
+		*last = said{event, epoch}
+		e := fleet.AgentEvent{
+			Header:  fleet.Header{Type: fleet.TypeAgentEvent, ProtocolVersion: fleet.Version},
+			AgentID: k.agent, InstanceID: k.instance, Epoch: epoch, Event: event, Time: now,
+		}
+		change(&e)
+		events = append(events, e)
+	}
+	plainly := func(*fleet.AgentEvent) {}
+	restarted := in.known && in.epoch != epoch
+	switch {
+	case live && (!in.live || restarted):
+		tell(&in.saidLife, fleet.AgentLive, plainly)
+	case !live && in.live:
+		tell(&in.saidLife, fleet.AgentLost, func(e *fleet.AgentEvent) {
+			e.Reason = &fleet.Reason{
+				Code: subjects.CodeAgentLost, Message: "not heard of since " + in.seen.UTC().Format(time.RFC3339),
+			}
+		})
+	}
+	switch {
+	case live && drained && !in.drained:
+		tell(&in.saidWork, fleet.AgentDraining, func(e *fleet.AgentEvent) { e.By, e.Message = operator.By, operator.Reason })
+	case live && !drained && in.drained:
+		tell(&in.saidWork, fleet.AgentResumed, plainly)
+	}
+	in.known, in.live, in.epoch = true, live, epoch
+	if live {
+		in.drained = drained
+	}
+	return events
+}

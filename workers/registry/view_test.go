@@ -1,0 +1,193 @@
+package registry
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+var began = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+func at(seconds float64) time.Time { return began.Add(time.Duration(seconds * float64(time.Second))) }
+
+func announce(epoch int64, change ...func(*fleet.Announce)) *fleet.Announce {
+	a := &fleet.Announce{Worker: fleet.Worker{Epoch: epoch}}
+	for _, f := range change {
+		f(a)
+	}
+	return a
+}
+
+func every(seconds float64) func(*fleet.Announce) {
+	return func(a *fleet.Announce) { a.HeartbeatSeconds = &seconds }
+}
+
+var one = key{"claude", "main"}
+
+// told lists events as "agent event".
+func told(events []fleet.AgentEvent) []string {
+	var out []string
+	for _, e := range events {
+		out = append(out, string(e.AgentID)+" "+e.Event)
+	}
+	return out
+}
+
+func wantEvents(t *testing.T, what string, got []fleet.AgentEvent, want ...string) {
+	t.Helper()
+	if g := told(got); !slices.Equal(g, want) {
+		t.Errorf("%s: events %v, want %v", what, g, want)
+	}
+}
+
+func live(v *view, now time.Time) []bool {
+	var out []bool
+	for _, a := range v.list("", now) {
+		out = append(out, a.Live)
+	}
+	return out
+}
+
+func TestViewLivesByHeartbeats(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	wantEvents(t, "announce", v.announced(one, announce(7), at(1), at(1)), "claude live")
+	wantEvents(t, "heartbeat", v.heard(one, &fleet.Heartbeat{Epoch: 7, ActiveTasks: 2}, at(11)))
+	wantEvents(t, "three missed", v.sweep(at(41)))
+	wantEvents(t, "more than three missed", v.sweep(at(41.1)), "claude lost")
+	wantEvents(t, "still lost", v.sweep(at(50)))
+	wantEvents(t, "old process", v.heard(one, &fleet.Heartbeat{Epoch: 6}, at(51)))
+	wantEvents(t, "back", v.heard(one, &fleet.Heartbeat{Epoch: 7}, at(52)), "claude live")
+	wantEvents(t, "restarted", v.announced(one, announce(8), at(53), at(53)), "claude live")
+	wantEvents(t, "announce of the old process, late", v.announced(one, announce(7), at(54), at(54)))
+	if got := v.list("claude", at(55))[0].Announce.Worker; got.Epoch != 8 || got.AgentID != "claude" || got.InstanceID != "main" {
+		t.Errorf("listed worker %+v, want epoch 8 of claude main", got)
+	}
+}
+
+func TestViewLeases(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		in   *fleet.Announce
+		want time.Duration
+	}{
+		{"default", announce(1), 30 * time.Second},
+		{"own interval", announce(1, every(2)), 6 * time.Second},
+		{"no heartbeats", announce(1, every(0)), time.Hour},
+		{"no heartbeats, own life", announce(1, every(0), func(a *fleet.Announce) { a.TTLSeconds = 60 }), time.Minute},
+	} {
+		if got := lease(c.in); got != c.want {
+			t.Errorf("%s: lease %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestViewSaysNothingOfWhatItFound(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	two := key{"codex", "main"}
+	three := key{"gone", "main"}
+	wantEvents(t, "found, announced just now", v.announced(one, announce(1), at(-5), at(0)))
+	wantEvents(t, "found, announced long ago", v.announced(two, announce(1), at(-3000), at(0)))
+	wantEvents(t, "found, dead", v.announced(three, announce(1), at(-3000), at(0)))
+	if got, want := live(v, at(0)), []bool{true, false, false}; !slices.Equal(got, want) {
+		t.Errorf("live %v, want %v", got, want)
+	}
+	wantEvents(t, "heard for the first time", v.heard(two, &fleet.Heartbeat{Epoch: 1}, at(4)))
+	wantEvents(t, "sweep within the lease", v.sweep(at(10)))
+	wantEvents(t, "one is lost, three was never there", v.sweep(at(31)), "claude lost")
+	wantEvents(t, "three comes after all", v.heard(three, &fleet.Heartbeat{Epoch: 1}, at(40)), "gone live")
+	wantEvents(t, "codex restarts", v.announced(two, announce(2), at(41), at(41)), "codex live")
+}
+
+func TestViewDrains(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	v.announced(one, announce(1), at(1), at(1))
+	drain := &fleet.AgentDrained{By: "operator", Reason: "maintenance", At: at(2)}
+	events := v.drain("claude", drain, at(2))
+	wantEvents(t, "operator drains", events, "claude draining")
+	if e := events[0]; e.By != "operator" || e.Message != "maintenance" {
+		t.Errorf("drained by %q because of %q, want operator, maintenance", e.By, e.Message)
+	}
+	got := v.list("claude", at(3))[0]
+	if !got.Draining || got.DrainedBy != "operator" {
+		t.Errorf("draining %v by %q, want true by operator", got.Draining, got.DrainedBy)
+	}
+	wantEvents(t, "drains itself too", v.heard(one, &fleet.Heartbeat{Epoch: 1, Draining: true}, at(4)))
+	wantEvents(t, "operator resumes", v.drain("claude", nil, at(5)))
+	wantEvents(t, "resumes itself", v.heard(one, &fleet.Heartbeat{Epoch: 1}, at(6)), "claude resumed")
+	wantEvents(t, "drain of a stranger", v.drain("nobody", drain, at(7)))
+}
+
+func TestViewLeavesOutWhatAnotherTold(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	v.announced(one, announce(1), at(1), at(1))
+	v.told(one, &fleet.AgentEvent{AgentID: "claude", InstanceID: "main", Epoch: 1, Event: fleet.AgentLost})
+	wantEvents(t, "lost, but told already", v.sweep(at(40)))
+	wantEvents(t, "back", v.heard(one, &fleet.Heartbeat{Epoch: 1}, at(41)), "claude live")
+}
+
+func TestViewLists(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	b := key{"codex", "b"}
+	v.announced(b, announce(1, func(a *fleet.Announce) {
+		a.MCPHealth = fleet.MCPHealth{"git": fleet.HealthOK, "web": fleet.HealthOK}
+	}), at(1), at(1))
+	v.announced(key{"codex", "a"}, announce(1), at(1), at(1))
+	v.announced(one, announce(1, func(a *fleet.Announce) { a.Session.ActiveTasks = 1 }), at(1), at(1))
+	before := v.list("codex", at(1))
+	v.heard(b, &fleet.Heartbeat{
+		Epoch: 1, ActiveTasks: 1, MCPHealth: fleet.MCPHealth{"web": fleet.HealthTimeout},
+		Holding: []fleet.Holding{{TaskID: "t1", Attempt: 1}},
+	}, at(2))
+	v.cool("codex", &fleet.AgentCooling{Until: at(60), Code: subjects.CodeRateLimited})
+
+	var names []string
+	for _, a := range v.list("", at(3)) {
+		names = append(names, string(a.Announce.Worker.AgentID)+"/"+string(a.Announce.Worker.InstanceID))
+	}
+	if want := []string{"claude/main", "codex/a", "codex/b"}; !slices.Equal(names, want) {
+		t.Errorf("listed %v, want %v", names, want)
+	}
+	got := v.list("codex", at(3))[1]
+	if got.Announce.MCPHealth["web"] != fleet.HealthTimeout || got.Announce.MCPHealth["git"] != fleet.HealthOK {
+		t.Errorf("health %v, want git ok and web timeout", got.Announce.MCPHealth)
+	}
+	if before[1].Announce.MCPHealth["web"] != fleet.HealthOK {
+		t.Error("a heartbeat changed a listing that had been handed out")
+	}
+	if got.Active != 1 || len(got.Holding) != 1 || !got.LastSeen.Equal(at(2)) {
+		t.Errorf("active %d, holding %v, seen %v", got.Active, got.Holding, got.LastSeen)
+	}
+	if got.CoolUntil == nil || !got.CoolUntil.Equal(at(60)) {
+		t.Errorf("cool until %v, want %v", got.CoolUntil, at(60))
+	}
+	if got := v.list("codex", at(60))[0]; got.CoolUntil != nil {
+		t.Errorf("cool until %v after it was over", got.CoolUntil)
+	}
+	if got := v.list("nobody", at(3)); len(got) != 0 {
+		t.Errorf("listed %v for nobody", got)
+	}
+}
+
+func TestViewForgets(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	v.announced(one, announce(1), at(1), at(1))
+	v.sweep(at(60))
+	v.sweep(at(keptFor.Seconds()))
+	if got := len(v.list("", at(60))); got != 1 {
+		t.Fatalf("%d listed while the announce is kept, want 1", got)
+	}
+	v.sweep(at(keptFor.Seconds() + 2))
+	if got := len(v.list("", at(60))); got != 0 {
+		t.Errorf("%d listed after the announce has gone, want 0", got)
+	}
+}

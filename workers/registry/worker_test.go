@@ -1,0 +1,160 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"parley/bus"
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/workers/registry"
+)
+
+// start runs a registry until the test ends and waits until it serves.
+func start(t *testing.T, b *bus.Bus) {
+	t.Helper()
+	w, err := registry.New(registry.Config{Bus: b, Version: "1.2.3"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v, want nil", err)
+		}
+		if w.Ready() == nil {
+			t.Error("ready after Run has returned")
+		}
+	})
+	bustest.Eventually(t, "a registry that serves", func() bool { return w.Ready() == nil })
+}
+
+// events hears what registries tell.
+func events(t *testing.T, b *bus.Bus) <-chan *fleet.AgentEvent {
+	t.Helper()
+	ch := make(chan *fleet.AgentEvent, 100)
+	sub, err := b.Subscribe(subjects.AgentEventPattern, "", func(m bus.Msg) {
+		e, err := fleet.DecodeAgentEvent(m.Data)
+		if err != nil {
+			t.Errorf("event does not decode: %v", err)
+			return
+		}
+		ch <- e
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	if err := b.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return ch
+}
+
+func next(t *testing.T, ch <-chan *fleet.AgentEvent, want string) *fleet.AgentEvent {
+	t.Helper()
+	select {
+	case e := <-ch:
+		if e.Event != want {
+			t.Fatalf("event %s of %s, want %s", e.Event, e.AgentID, want)
+		}
+		return e
+	case <-time.After(time.Minute):
+		t.Fatalf("no event, want %s", want)
+		return nil
+	}
+}
+
+func store(t *testing.T, b *bus.Bus, subject string, v any) {
+	t.Helper()
+	if _, err := b.Store(t.Context(), subject, fleet.MustEncode(v), "", nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func list(t *testing.T, b *bus.Bus, agent subjects.AgentID) ([]fleet.AgentView, error) {
+	t.Helper()
+	m, err := b.Request(t.Context(), subjects.API("operator", "agent", "list"), fleet.MustEncode(fleet.AgentList{AgentID: agent}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := fleet.DecodeReply[fleet.AgentListReply](m.Data)
+	return r.Agents, err
+}
+
+func announcement(epoch int64) *fleet.Announce {
+	return &fleet.Announce{Worker: fleet.Worker{AgentID: "claude", InstanceID: "one", Epoch: epoch, Model: "opus"}}
+}
+
+func TestWorkerListsAndTells(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	told := events(t, b)
+	store(t, b, subjects.Announce("codex", "main"), &fleet.Announce{Worker: fleet.Worker{AgentID: "codex"}})
+	start(t, b)
+
+	agents, err := list(t, b, "")
+	if err != nil || len(agents) != 1 || !agents[0].Live {
+		t.Fatalf("list = %v, %v, want one live agent, announced before", agents, err)
+	}
+	store(t, b, subjects.Announce("mallory", "main"), announcement(9)) // in claude's name
+	store(t, b, subjects.Announce("claude", "one"), announcement(1))
+	if e := next(t, told, fleet.AgentLive); e.AgentID != "claude" || e.InstanceID != "one" || e.Epoch != 1 {
+		t.Errorf("event of %s %s %d, want claude one 1", e.AgentID, e.InstanceID, e.Epoch)
+	}
+	kv, err := b.KV(t.Context(), subjects.BucketAgents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain := fleet.AgentDrained{By: "operator", Reason: "upgrade", At: time.Now().UTC()}
+	if _, err := kv.Put(t.Context(), fleet.DrainKey("claude"), fleet.MustEncode(drain)); err != nil {
+		t.Fatal(err)
+	}
+	next(t, told, fleet.AgentDraining)
+	agents, err = list(t, b, "claude")
+	if err != nil || len(agents) != 1 || agents[0].DrainedBy != "operator" || agents[0].Announce.Worker.Model != "opus" {
+		t.Errorf("list = %+v, %v, want claude, drained by operator", agents, err)
+	}
+	if err := kv.Delete(t.Context(), fleet.DrainKey("claude")); err != nil {
+		t.Fatal(err)
+	}
+	next(t, told, fleet.AgentResumed)
+	if _, err := list(t, b, "mallory"); !errors.Is(err, &subjects.Error{Code: subjects.CodeNotFound}) {
+		t.Errorf("list of who forged an announce = %v, want not_found", err)
+	}
+	if _, err := list(t, b, "no dots."); subjects.CodeOf(err) != subjects.CodeInvalidID {
+		t.Errorf("list of no id = %v, want invalid_id", err)
+	}
+}
+
+func TestWorkerTellsWhoIsLost(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	told := events(t, b)
+	start(t, b)
+	a := announcement(1)
+	a.HeartbeatSeconds = new(0.2)
+	store(t, b, subjects.Announce("claude", "one"), a)
+	next(t, told, fleet.AgentLive)
+	beat := fleet.MustEncode(&fleet.Heartbeat{Epoch: 1, ActiveTasks: 1})
+	if err := b.Publish(subjects.Heartbeat("claude", "one"), beat, nil); err != nil {
+		t.Fatal(err)
+	}
+	if e := next(t, told, fleet.AgentLost); e.Reason == nil || e.Reason.Code != subjects.CodeAgentLost {
+		t.Errorf("lost because of %v, want agent_lost", e.Reason)
+	}
+	agents, err := list(t, b, "claude")
+	if err != nil || len(agents) != 1 || agents[0].Live || agents[0].Active != 1 {
+		t.Errorf("list = %+v, %v, want claude, not live", agents, err)
+	}
+	if err := b.Publish(subjects.Heartbeat("claude", "one"), beat, nil); err != nil {
+		t.Fatal(err)
+	}
+	next(t, told, fleet.AgentLive)
+}

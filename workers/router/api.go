@@ -1,0 +1,361 @@
+package router
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// service is the routers' half of the fleet's API.
+func (w *Worker) service() bus.Service {
+	s := bus.Service{
+		Name: "fleet", Version: "2.0.0", Queue: "routers",
+		Description: "Parley: dispatch tasks to a fleet of agents and follow them",
+		Metadata:    map[string]string{"kind": "router", "router_id": string(w.cfg.ID)},
+		Concurrency: 1 << 14, // callers that wait cost a goroutine each
+	}
+	for _, e := range []struct {
+		noun, verb, does string
+		call             func(context.Context, subjects.AgentID, []byte) (any, error)
+	}{
+		{"task", "dispatch", "accept a TASK_DISPATCH or a plain-text brief", w.apiDispatch},
+		{"task", "get", "a task as its latest record tells it", w.apiGet},
+		{"task", "wait", "a task once it has ended, or when the time is over", w.apiWait},
+		{"task", "list", "the tasks that live and those that ended lately", w.apiList},
+		{"task", "events", "the records of a task", w.apiEvents},
+		{"task", "cancel", "end a task", w.apiCancel},
+		{"task", "answer", "answer the open question of a task", w.apiAnswer},
+		{"task", "explain", "why each agent was or was not chosen", w.apiExplain},
+		{"agent", "drain", "offer an agent nothing more", w.apiDrain(true)},
+		{"agent", "resume", "offer an agent tasks again", w.apiDrain(false)},
+	} {
+		pattern := subjects.APIPattern(e.noun, e.verb)
+		s.Endpoints = append(s.Endpoints, bus.Endpoint{
+			Name: e.noun + "-" + e.verb, Subject: pattern,
+			Metadata: map[string]string{"description": e.does},
+			Handle: func(ctx context.Context, m bus.Msg) ([]byte, error) {
+				vars, ok := subjects.Tokens(pattern, m.Subject)
+				if !ok {
+					return nil, subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, pattern)
+				}
+				v, err := e.call(ctx, subjects.AgentID(vars[0]), m.Data)
+				if err != nil {
+					if subjects.CodeOf(err) == subjects.CodeInternal {
+						w.log.Error("answer an API call", slog.String("subject", m.Subject), slog.Any("error", err))
+					}
+					return nil, subjects.AsError(err)
+				}
+				return fleet.Encode(v)
+			},
+		})
+	}
+	return s
+}
+
+func (w *Worker) operator(from subjects.AgentID) bool { return slices.Contains(w.cfg.Operators, from) }
+
+// visible is the task if from may see it: its own, or any for an operator. To
+// others a task does not exist.
+func (w *Worker) visible(ctx context.Context, from subjects.AgentID, task subjects.TaskID) (*view, error) {
+	id, err := subjects.ParseTaskID(string(task))
+	if err != nil {
+		return nil, subjects.AsError(err).At("/task_id")
+	}
+	v, err := w.latest(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if v.ev.Facts.From != from && !w.operator(from) {
+		return nil, errNoTask
+	}
+	return v, nil
+}
+
+func (w *Worker) apiGet(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.TaskRef](data)
+	if err != nil {
+		return nil, err
+	}
+	v, err := w.visible(ctx, from, req.TaskID)
+	if err == nil && !v.sure {
+		v, err = w.reread(ctx, req.TaskID) // what the caller has heard of is there
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w.show(ctx, v, true), nil
+}
+
+// show is what a caller sees of a task.
+func (w *Worker) show(ctx context.Context, v *view, brief bool) fleet.TaskView {
+	e := v.ev
+	t := fleet.TaskView{
+		TaskID: e.TaskID, State: e.State, From: e.Facts.From, Priority: e.Facts.Priority,
+		Attempt: e.Attempt, AgentID: e.AgentID, InstanceID: e.InstanceID,
+		Created: e.Facts.Created, Updated: e.Time, Deadline: e.Facts.Deadline,
+		TokensSpent: e.Facts.TokensSpent, TokenBudget: e.Facts.TokenBudget, Seq: e.Seq,
+		Reason: e.Reason, NotBefore: e.Facts.NotBefore, Question: e.Facts.Question, Attempts: e.Facts.Attempts,
+	}
+	if e.State.Terminal() {
+		result := e.Data.Result
+		if r, err := fleet.DecodeReply[fleet.Result](result); err == nil {
+			t.Result = &r
+		}
+	}
+	if brief && v.firstSeq != 0 {
+		if raw, err := w.dispatchOf(ctx, v); err == nil {
+			t.Brief = briefOf(raw)
+		}
+	}
+	return t
+}
+
+func briefOf(dispatch json.RawMessage) string {
+	d, err := fleet.DecodeReply[fleet.Dispatch](dispatch)
+	if err != nil {
+		return ""
+	}
+	return clip(d.Brief, 200)
+}
+
+func (w *Worker) apiWait(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.TaskWait](data)
+	if err != nil {
+		return nil, err
+	}
+	timeout := 4 * time.Second
+	if req.TimeoutSeconds > 0 {
+		timeout = min(seconds(req.TimeoutSeconds), time.Minute)
+	}
+	ended := make(chan struct{})
+	w.mu.Lock()
+	w.core.waiters[req.TaskID] = append(w.core.waiters[req.TaskID], ended)
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.core.waiters[req.TaskID] = slices.DeleteFunc(w.core.waiters[req.TaskID], func(c chan struct{}) bool { return c == ended })
+		if len(w.core.waiters[req.TaskID]) == 0 {
+			delete(w.core.waiters, req.TaskID)
+		}
+	}()
+	v, err := w.visible(ctx, from, req.TaskID)
+	if err != nil {
+		return nil, err
+	}
+	if v.ev.State.Terminal() {
+		return w.show(ctx, v, false), nil
+	}
+	over := time.NewTimer(timeout)
+	defer over.Stop()
+	select {
+	case <-ended:
+	case <-over.C:
+	case <-ctx.Done():
+		return nil, unavailable(ctx.Err())
+	}
+	if v, err = w.visible(ctx, from, req.TaskID); err != nil {
+		return nil, err
+	}
+	return w.show(ctx, v, false), nil
+}
+
+func (w *Worker) apiEvents(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.TaskEvents](data)
+	if err != nil {
+		return nil, err
+	}
+	v, err := w.visible(ctx, from, req.TaskID)
+	if err != nil {
+		return nil, err
+	}
+	limit := 100
+	if req.Limit > 0 {
+		limit = min(req.Limit, 1000)
+	}
+	start := v.firstSeq
+	if start == 0 {
+		start = v.lastSeq
+	}
+	reply := fleet.TaskEventsReply{Events: []fleet.Event{}}
+	for size := 0; ; {
+		page, more, err := w.bus.History(ctx, subjects.StreamTasks, subjects.Task(req.TaskID), start, limit+1)
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		for _, m := range page {
+			start = m.Seq + 1
+			ev, err := fleet.DecodeEvent(m.Data)
+			if err != nil {
+				return nil, err
+			}
+			if ev.Seq <= req.AfterSeq {
+				continue
+			}
+			if size += len(m.Data); len(reply.Events) == limit || size > fleet.MaxMessage/2 && len(reply.Events) > 0 {
+				reply.More = true
+				return reply, nil
+			}
+			reply.Events = append(reply.Events, *ev)
+		}
+		if !more {
+			return reply, nil
+		}
+	}
+}
+
+func (w *Worker) apiCancel(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.TaskCancel](data)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.visible(ctx, from, req.TaskID); err != nil {
+		return nil, err
+	}
+	var before *fleet.Event
+	n, err := w.change(ctx, req.TaskID, func(v *view) (*fleet.Event, error) {
+		before = v.ev
+		if v.ev.State.Terminal() {
+			return nil, nil
+		}
+		return canceled(v.ev, from, req.Reason, time.Now().UTC()), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if held(before) && n.State == fleet.StateCanceled {
+		w.wg.Go(func() {
+			w.recall(w.work, recall{instanceKey{before.AgentID, before.InstanceID}, req.TaskID, before.Attempt, subjects.CodeCanceled})
+		})
+	}
+	return w.show(ctx, &view{ev: n}, false), nil
+}
+
+func (w *Worker) apiAnswer(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.TaskAnswer](data)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.visible(ctx, from, req.TaskID); err != nil {
+		return nil, err
+	}
+	n, err := w.change(ctx, req.TaskID, func(v *view) (*fleet.Event, error) {
+		open := v.ev.Facts.Question
+		if a := v.ev.Facts.Answer; open == nil && a != nil && cmp.Or(req.QuestionID, a.QuestionID) == a.QuestionID && a.Text == req.Text {
+			return nil, nil // answered so already
+		}
+		if open == nil || req.QuestionID != "" && req.QuestionID != open.ID {
+			return nil, subjects.Errorf(subjects.CodeInvalidMessage, "task %s is %s and has no such open question", req.TaskID, v.ev.State).
+				At("/question_id").WithRemedy("task get shows the open question, if there is one")
+		}
+		if req.Text == "" && len(req.Parts) == 0 {
+			return nil, subjects.Errorf(subjects.CodeInvalidMessage, "the answer is empty").At("/text").WithRemedy("give text or parts")
+		}
+		return answered(v.ev, &fleet.Answer{QuestionID: open.ID, From: from, Text: req.Text, Parts: req.Parts}, time.Now().UTC()), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return w.show(ctx, &view{ev: n}, false), nil
+}
+
+func (w *Worker) apiExplain(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.TaskRef](data)
+	if err != nil {
+		return nil, err
+	}
+	v, err := w.visible(ctx, from, req.TaskID)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now().UTC()
+	w.mu.Lock()
+	cl := w.core.fleet.Compile(need(v.ev))
+	x := fleet.TaskExplanation{TaskID: v.ev.TaskID, State: v.ev.State, Agents: w.core.fleet.Explain(cl, now)}
+	could, _ := w.core.fleet.Capable(cl)
+	settled := w.core.settled
+	w.mu.Unlock()
+	eligible := 0
+	for i := range x.Agents {
+		a := &x.Agents[i]
+		a.Holder = held(v.ev) && a.AgentID == v.ev.AgentID && a.InstanceID == v.ev.InstanceID
+		if a.Eligible {
+			eligible++
+		}
+	}
+	if n := len(x.Agents); n > maxExplained {
+		slices.SortStableFunc(x.Agents, func(a, b fleet.AgentVerdict) int { return cmp.Compare(rank(a), rank(b)) })
+		x.Agents, x.Omitted = x.Agents[:maxExplained], n-maxExplained
+	}
+	x.Summary = summary(v.ev, eligible, could, settled, now)
+	return x, nil
+}
+
+// maxExplained bounds an explanation: the holder and the eligible come first.
+const maxExplained = 1000
+
+func rank(a fleet.AgentVerdict) int {
+	switch {
+	case a.Holder:
+		return 0
+	case a.Eligible:
+		return 1
+	}
+	return 2
+}
+
+func summary(e *fleet.Event, eligible int, could, settled bool, now time.Time) string {
+	switch {
+	case e.State.Terminal() && e.AgentID != "":
+		return "the task has ended: " + string(e.State) + ", by " + string(e.AgentID)
+	case e.State.Terminal():
+		return "the task has ended: " + string(e.State)
+	case held(e):
+		return "held by " + string(e.AgentID) + "/" + string(e.InstanceID)
+	case e.State == fleet.StateInputRequired:
+		return "waits for a human"
+	case e.Facts.NotBefore != nil && e.Facts.NotBefore.After(now):
+		return "will be tried again at " + e.Facts.NotBefore.Format(time.RFC3339)
+	case eligible > 0:
+		return "waits for its turn; somebody is free"
+	case could:
+		return "waits: somebody could do it, but is busy, sick, draining or gone"
+	case !settled:
+		return "waits: the router listens for agents before it judges"
+	}
+	return "nobody known could ever do it"
+}
+
+func (w *Worker) apiList(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.TaskList](data)
+	if err != nil {
+		return nil, err
+	}
+	limit := 100
+	if req.Limit > 0 {
+		limit = min(req.Limit, 1000)
+	}
+	found, total, counts := w.find(from, req, limit)
+	reply := fleet.TaskListReply{Tasks: []fleet.TaskView{}, Total: total, Count: counts}
+	for _, f := range found {
+		v, err := w.atSeq(ctx, f)
+		if errors.Is(err, bus.ErrNotFound) {
+			continue // purged since
+		}
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		t := w.show(ctx, v, true)
+		t.Result, t.Attempts = nil, nil
+		reply.Tasks = append(reply.Tasks, t)
+	}
+	return reply, nil
+}

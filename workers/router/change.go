@@ -1,0 +1,193 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"parley/bus"
+	"parley/bus/crash"
+	"parley/escalation"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// view is a task as its latest record tells it, with what a write needs.
+type view struct {
+	ev       *fleet.Event
+	lastSeq  uint64 // stream sequence of ev
+	firstSeq uint64 // of record 1
+	dispatch json.RawMessage
+	sure     bool // just read from the stream's leader
+}
+
+var errNoTask = subjects.Errorf(subjects.CodeNotFound, "there is no such task").
+	WithRemedy("task list shows the tasks that live and those that ended lately")
+
+// change replaces the latest record of a task: decide sees it and returns the
+// next one, or nil for none. It is called again whenever another writer was
+// faster, and before a refusal is believed: what this router knows may be behind
+// what another one has stored. The record that is the latest in the end is
+// returned.
+func (w *Worker) change(ctx context.Context, id subjects.TaskID, decide func(*view) (*fleet.Event, error)) (*fleet.Event, error) {
+	cur, err := w.latest(ctx, id)
+	for sure := false; err == nil; {
+		n, refusal := decide(cur)
+		switch {
+		case refusal != nil && !sure && !cur.sure && !errors.Is(refusal, errBehind):
+			sure = true
+		case refusal != nil || n == nil:
+			return cur.ev, refusal
+		default:
+			failure := w.store(ctx, cur, n)
+			if failure == nil {
+				return n, nil
+			}
+			if !errors.Is(failure, bus.ErrConflict) {
+				return cur.ev, unavailable(failure)
+			}
+		}
+		cur, err = w.reread(ctx, id)
+	}
+	return nil, err
+}
+
+// latest is the latest record as this router knows it.
+func (w *Worker) latest(ctx context.Context, id subjects.TaskID) (*view, error) {
+	w.mu.Lock()
+	if s := w.core.x.find(id); s != 0 {
+		if h := w.core.hot[s]; h != nil {
+			e := w.core.x.at(s)
+			v := &view{ev: h.ev, lastSeq: e.lastSeq, firstSeq: e.firstSeq, dispatch: h.dispatch}
+			w.mu.Unlock()
+			return v, nil
+		}
+	}
+	w.mu.Unlock()
+	return w.reread(ctx, id)
+}
+
+// reread asks the stream's leader, and lets the core know.
+func (w *Worker) reread(ctx context.Context, id subjects.TaskID) (*view, error) {
+	m, err := w.bus.Last(ctx, subjects.StreamTasks, subjects.Task(id))
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil, errNoTask
+	}
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	ev, err := fleet.DecodeEvent(m.Data)
+	if err != nil {
+		return nil, fmt.Errorf("decode record %d of task %s: %w", m.Seq, id, err)
+	}
+	v := &view{ev: ev, lastSeq: m.Seq, firstSeq: ev.Facts.DispatchSeq, dispatch: ev.Data.Dispatch, sure: true}
+	if ev.Seq == 1 {
+		v.firstSeq = m.Seq
+	}
+	w.with(func(c *core, now time.Time) { c.apply(ev, m.Seq, now) })
+	return v, nil
+}
+
+// dispatchOf is the whole TASK_DISPATCH of a task.
+func (w *Worker) dispatchOf(ctx context.Context, v *view) (json.RawMessage, error) {
+	if len(v.dispatch) > 0 {
+		return v.dispatch, nil
+	}
+	m, err := w.bus.Get(ctx, subjects.StreamTasks, v.firstSeq)
+	if err != nil {
+		return nil, unavailable(fmt.Errorf("read the dispatch of task %s: %w", v.ev.TaskID, err))
+	}
+	ev, err := fleet.DecodeEvent(m.Data)
+	if err != nil || len(ev.Data.Dispatch) == 0 || ev.TaskID != v.ev.TaskID {
+		return nil, fmt.Errorf("record %d is not the dispatch of task %s: %w", v.firstSeq, v.ev.TaskID, err)
+	}
+	v.dispatch = ev.Data.Dispatch
+	return v.dispatch, nil
+}
+
+// store writes n as the record after cur, and lets the core know. Nothing is
+// said to anybody before it returns nil.
+func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
+	if cur.ev != nil {
+		n.Facts.DispatchSeq = cur.firstSeq
+	}
+	n.WriteID = w.writePrefix + strconv.FormatUint(w.writeID.Add(1), 36)
+	w.mu.Lock()
+	w.writing[n.WriteID] = struct{}{}
+	w.mu.Unlock()
+	crash.Point("before_store_" + n.Kind)
+	seq, err := w.records.Write(ctx, bus.Record{
+		Subject: subjects.Task(n.TaskID), Expected: cur.lastSeq, WriteID: n.WriteID,
+		Data: fleet.MustEncode(n), TTL: ttl(n),
+		Header: bus.Header{subjects.HeaderKind: {n.Kind}},
+	})
+	if err == nil {
+		crash.Point("after_store_" + n.Kind)
+	}
+	w.with(func(c *core, now time.Time) {
+		delete(w.writing, n.WriteID)
+		if err == nil {
+			c.apply(n, seq, now)
+		} else if !errors.Is(err, bus.ErrConflict) {
+			w.unsure = append(w.unsure, n.TaskID)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	cur.lastSeq = seq
+	if n.Seq == 1 {
+		cur.firstSeq = seq
+	}
+	if n.State.Terminal() {
+		w.announceOutcome(n)
+	}
+	return nil
+}
+
+// announceOutcome lets whoever listens hear the outcome; the kept one is the
+// record.
+func (w *Worker) announceOutcome(n *fleet.Event) {
+	h := bus.Header{subjects.HeaderKind: {string(n.State)}}
+	if err := w.bus.Publish(subjects.Outcome(n.Facts.From, n.TaskID), n.Data.Result, h); err != nil {
+		w.log.Debug("publish outcome", slog.String("task_id", string(n.TaskID)), slog.Any("error", err))
+	}
+	w.log.Debug("task ended", slog.String("task_id", string(n.TaskID)), slog.String("state", string(n.State)),
+		slog.String("agent_id", string(n.AgentID)), slog.Int("attempt", n.Attempt))
+}
+
+// unavailable turns a failure of the bus into what the caller is told: repeat.
+func unavailable(err error) error {
+	if _, ok := errors.AsType[*subjects.Error](err); ok {
+		return err
+	}
+	e := subjects.Errorf(subjects.CodeUnavailable, "the task records cannot be reached just now: %w", err).
+		WithRemedy("repeat the call; what was acknowledged is safe").RetryAfter(time.Second)
+	if errors.Is(err, bus.ErrFull) {
+		e.Message = "the task store is full"
+		e.Remedy = "repeat later; an operator should raise the disk limit of stream " + subjects.StreamTasks
+		e.RetryAfterSeconds = 10
+	}
+	return e
+}
+
+// fail records how an attempt failed and does what the ladder answers.
+func (w *Worker) fail(ctx context.Context, cur *view, f failure) *fleet.Event {
+	w.mu.Lock()
+	agent := cur.ev.AgentID
+	if f.refused != nil {
+		agent = f.refused.agent
+	}
+	f.gone = !w.core.fleet.Alive(agent)
+	set := w.core.set
+	w.mu.Unlock()
+	n, action := failed(cur.ev, f, set, time.Now().UTC())
+	if r, ok := action.(escalation.Reassign); ok && r.CoolDown != nil {
+		w.coolDown(ctx, r.CoolDown.Agent, r.CoolDown.Until, f.code)
+	}
+	return n
+}

@@ -1,0 +1,303 @@
+package router
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// A checkpoint is the index as it was when the records up to a stream sequence
+// had been applied; reading the stream from there on makes it whole. It is a
+// cache: a router that finds none, or one that it cannot read, reads the whole
+// stream. It need not be taken at one instant, since applying a record twice
+// changes nothing.
+//
+// Layout: the magic, the stream's incarnation and sequence, then sections that
+// begin with a byte: C a class, Q a queued task, B a busy one with its record,
+// R one that ended lately, Z the end. Numbers are varints, texts length first.
+const (
+	checkpointName  = "router-index"
+	checkpointMagic = "parley-index-1\n"
+)
+
+const (
+	secClass  = 'C'
+	secQueued = 'Q'
+	secBusy   = 'B'
+	secRecent = 'R'
+	secEnd    = 'Z'
+)
+
+// checkpoint writes the index.
+func (w *Worker) checkpoint(ctx context.Context) error {
+	st, err := w.bus.StreamState(ctx, subjects.StreamTasks)
+	if err != nil {
+		return err
+	}
+	r, pipe := io.Pipe()
+	done := make(chan struct{})
+	go func() { // ends with the pipe
+		defer close(done)
+		out := &encoder{w: bufio.NewWriterSize(pipe, 1<<16)}
+		w.writeIndex(out, st.Created)
+		_ = pipe.CloseWithError(errors.Join(out.err, out.w.Flush()))
+	}()
+	err = w.index.Put(ctx, checkpointName, r)
+	_ = r.CloseWithError(err)
+	<-done
+	if err != nil {
+		return fmt.Errorf("write checkpoint: %w", err)
+	}
+	return nil
+}
+
+// writeIndex scans the index chunk by chunk, so that the router goes on
+// routing meanwhile.
+func (w *Worker) writeIndex(out *encoder, stream time.Time) {
+	out.text(checkpointMagic)
+	out.num(uint64(stream.UnixNano()))
+	w.mu.Lock()
+	out.num(w.tail)
+	ended := w.core.recent.newest()
+	w.mu.Unlock()
+	for _, t := range slices.Backward(ended) {
+		out.section(secRecent)
+		out.text(string(t.ID))
+		out.text(string(t.From))
+		out.text(string(t.Agent))
+		out.num(t.Seq)
+		out.num(uint64(codeOfState(t.State)))
+		out.num(uint64(t.Ended.UnixNano()))
+	}
+	known := make(map[uint32]string) // class numbers written, by what they meant
+	for first := slot(1); ; first += chunkSize {
+		w.mu.Lock()
+		c := w.core
+		if first > c.x.top {
+			w.mu.Unlock()
+			break
+		}
+		for s := first; s <= c.x.top && s < first+chunkSize; s++ {
+			if e := c.x.at(s); e.id.kind != 0 {
+				c.writeEntry(out, s, e, known)
+			}
+		}
+		w.mu.Unlock()
+	}
+	out.section(secEnd)
+}
+
+func (c *core) writeEntry(out *encoder, s slot, e *entry, known map[uint32]string) {
+	if e.state != codeOfState(fleet.StateQueued) {
+		h := c.hot[s]
+		if h == nil {
+			return
+		}
+		out.section(secBusy)
+		out.num(e.lastSeq)
+		out.num(e.firstSeq)
+		out.text(string(fleet.MustEncode(h.ev)))
+		return
+	}
+	cl := c.byNum[e.class]
+	if known[e.class] != cl.Key() {
+		known[e.class] = cl.Key()
+		out.section(secClass)
+		out.num(uint64(e.class))
+		out.text(string(fleet.MustEncode(cl.need)))
+	}
+	out.section(secQueued)
+	out.text(string(c.x.id(s)))
+	out.text(string(c.x.from(e)))
+	out.text(string(c.sessions[s]))
+	for _, n := range [...]uint64{
+		uint64(e.class), e.lastSeq, e.firstSeq, uint64(e.created), uint64(e.deadline), uint64(e.due),
+		uint64(e.attempt), uint64(e.priority),
+	} {
+		out.num(n)
+	}
+}
+
+// restore reads the checkpoint and returns the sequence up to which it holds.
+func (w *Worker) restore(ctx context.Context) uint64 {
+	r, err := w.index.Get(ctx, checkpointName)
+	if errors.Is(err, bus.ErrNotFound) {
+		return 0
+	}
+	if err != nil {
+		w.log.Warn("open the checkpoint", slog.Any("error", err))
+		return 0
+	}
+	defer func() { _ = r.Close() }()
+	fresh := newCore(w.core.ring.self, w.core.set, w.core.maxQueued, w.core.maxHot, rememberEnded)
+	in := &decoder{r: bufio.NewReaderSize(r, 1<<16)}
+	stream, tail := fresh.readIndex(in, time.Now().UTC())
+	st, err := w.bus.StreamState(ctx, subjects.StreamTasks)
+	switch {
+	case in.err != nil:
+		w.log.Warn("read the checkpoint; reading the whole stream instead", slog.Any("error", in.err))
+		return 0
+	case err != nil:
+		w.log.Warn("look at the task stream; reading the whole of it", slog.Any("error", err))
+		return 0
+	case tail > st.LastSeq || stream != st.Created.UnixNano():
+		w.log.Warn("the checkpoint is of another stream; reading the whole stream", slog.Uint64("checkpoint_seq", tail), slog.Uint64("stream_seq", st.LastSeq))
+		return 0
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// Announces may have come in meanwhile: keep what the core knows of them.
+	fresh.fleet, fresh.ring, fresh.denied, fresh.warmAt = w.core.fleet, w.core.ring, w.core.denied, w.core.warmAt
+	fresh.effects, fresh.waiters = nil, w.core.waiters
+	fresh.recompile()
+	w.core, w.tail = fresh, tail
+	return tail
+}
+
+func (c *core) readIndex(in *decoder, now time.Time) (stream int64, tail uint64) {
+	if magic := in.text(); magic != checkpointMagic {
+		in.fail(errors.New("not a checkpoint of this version"))
+		return 0, 0
+	}
+	stream, tail = int64(in.num()), in.num()
+	classes := make(map[uint64]Need)
+	for in.err == nil {
+		switch sec := in.section(); sec {
+		case secRecent:
+			t := endedTask{ID: subjects.TaskID(in.text()), From: subjects.AgentID(in.text()), Agent: subjects.AgentID(in.text()), Seq: in.num()}
+			if state := in.num(); state < uint64(len(states)) {
+				t.State = states[state]
+			}
+			t.Ended = time.Unix(0, int64(in.num())).UTC()
+			if in.err == nil {
+				c.recent.add(t)
+			}
+		case secClass:
+			num := in.num()
+			n, err := fleet.DecodeRequest[Need]([]byte(in.text()))
+			in.fail(err)
+			classes[num] = n
+		case secBusy:
+			lastSeq, firstSeq := in.num(), in.num()
+			ev, err := fleet.DecodeEvent([]byte(in.text()))
+			in.fail(err)
+			if in.err == nil {
+				ev.Facts.DispatchSeq = firstSeq
+				c.apply(ev, lastSeq, now)
+			}
+		case secQueued:
+			c.readQueued(in, classes, now)
+		case secEnd:
+			return stream, tail
+		default:
+			in.fail(fmt.Errorf("unknown section %q", sec))
+		}
+	}
+	return 0, 0
+}
+
+func (c *core) readQueued(in *decoder, classes map[uint64]Need, now time.Time) {
+	id, from, session := subjects.TaskID(in.text()), subjects.AgentID(in.text()), subjects.SessionID(in.text())
+	var n [8]uint64
+	for i := range n {
+		n[i] = in.num()
+	}
+	need, ok := classes[n[0]]
+	if in.err == nil && (!ok || n[7] >= uint64(len(levels)) || !subjects.ValidToken(string(id)) || c.x.find(id) != 0) {
+		in.fail(errors.New("a queued task without its class"))
+	}
+	if in.err != nil {
+		return
+	}
+	s, e := c.x.add(id)
+	e.from = c.x.intern(from)
+	e.lastSeq, e.firstSeq = n[1], n[2]
+	e.created, e.deadline, e.due = int64(n[3]), int64(n[4]), int64(n[5])
+	e.attempt, e.priority = uint16(n[6]), uint8(n[7])
+	e.state = codeOfState(fleet.StateQueued)
+	c.counts[e.state]++
+	if session != "" {
+		c.sessions[s] = session
+	}
+	cl := c.classOf(need)
+	e.class = cl.num
+	cl.tasks++
+	c.timers.push(timer{e.due, s})
+	if e.due == e.deadline || e.due <= now.UnixNano() {
+		c.enqueue(s, e, now)
+	}
+}
+
+// encoder writes until the first error.
+type encoder struct {
+	w   *bufio.Writer
+	buf [binary.MaxVarintLen64]byte
+	err error
+}
+
+func (o *encoder) write(b []byte) {
+	if o.err == nil {
+		_, o.err = o.w.Write(b)
+	}
+}
+
+func (o *encoder) section(b byte) { o.write([]byte{b}) }
+func (o *encoder) num(n uint64)   { o.write(o.buf[:binary.PutUvarint(o.buf[:], n)]) }
+
+func (o *encoder) text(s string) {
+	o.num(uint64(len(s)))
+	if o.err == nil {
+		_, o.err = o.w.WriteString(s)
+	}
+}
+
+// decoder reads until the first error.
+type decoder struct {
+	r   *bufio.Reader
+	err error
+}
+
+func (i *decoder) fail(err error) {
+	if i.err == nil {
+		i.err = err
+	}
+}
+
+func (i *decoder) section() byte {
+	b, err := i.r.ReadByte()
+	i.fail(err)
+	return b
+}
+
+func (i *decoder) num() uint64 {
+	if i.err != nil {
+		return 0
+	}
+	n, err := binary.ReadUvarint(i.r)
+	i.fail(err)
+	return n
+}
+
+func (i *decoder) text() string {
+	n := i.num()
+	if n > fleet.MaxMessage {
+		i.fail(errors.New("a text is too long"))
+	}
+	if i.err != nil {
+		return ""
+	}
+	b := make([]byte, n)
+	_, err := io.ReadFull(i.r, b)
+	i.fail(err)
+	return string(b)
+}

@@ -1,0 +1,240 @@
+package router
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"parley/bus"
+	"parley/bus/crash"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// idemTTL is how long an idempotency key is remembered.
+const idemTTL = 24 * time.Hour
+
+// apiDispatch is the first door: it answers with the task id once the task is
+// stored, or with everything that is wrong.
+func (w *Worker) apiDispatch(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	d, err := fleet.DecodeDispatch(data)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.admit(); err != nil {
+		return nil, err
+	}
+	n, duplicate, err := w.dispatch(ctx, from, d, data, "")
+	if err != nil {
+		return nil, err
+	}
+	return fleet.Dispatched{TaskID: n.TaskID, State: n.State, Deadline: n.Facts.Deadline, Duplicate: duplicate}, nil
+}
+
+// admit refuses new tasks while too many wait, or the disk is nearly full: the
+// rest of it is for the records of tasks that were accepted.
+func (w *Worker) admit() error {
+	w.mu.Lock()
+	waiting := w.core.counts[codeOfState(fleet.StateQueued)]
+	w.mu.Unlock()
+	if waiting >= w.cfg.MaxQueued {
+		return subjects.Errorf(subjects.CodeRateLimited, "%d tasks wait, which is as many as this fleet takes", waiting).
+			WithRemedy("repeat later; more agents, or fewer dispatches, shorten the queue").RetryAfter(time.Second)
+	}
+	if w.full.Load() {
+		return subjects.Errorf(subjects.CodeRateLimited, "the task store is more than 80 %% full").
+			WithRemedy("repeat later; an operator can raise the disk limit of stream " + subjects.StreamTasks).
+			RetryAfter(10 * time.Second)
+	}
+	return nil
+}
+
+// dispatch makes a valid dispatch a task: record 1. A dispatch that is the same
+// as an earlier one is that task (duplicate). id is what the task is called if
+// the dispatch does not say.
+func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, raw []byte, id subjects.TaskID) (n *fleet.Event, duplicate bool, err error) {
+	crash.Point("after_decode")
+	if d.From != "" && d.From != from {
+		return nil, false, subjects.Errorf(subjects.CodeForbidden, "from is %s, the subject says %s", d.From, from).
+			At("/from").WithRemedy("leave from out: the subject alone says who writes")
+	}
+	if len(d.Task.ResultSchema) > 0 && string(d.Task.ResultSchema) != "null" {
+		if _, err := compile(d.Task.ResultSchema); err != nil {
+			return nil, false, err
+		}
+	}
+	sum := sha256.Sum256(raw)
+	hash := hex.EncodeToString(sum[:])
+	now := time.Now().UTC()
+	if d.Task.TaskID, err = w.name(ctx, from, d, id, hash); err != nil {
+		return nil, false, err
+	}
+	d.From, d.Attempt, d.Tried, d.Context = "", 0, nil, nil
+	if n, err = queued(d, from, nil, hash, now); err != nil {
+		// An earlier copy may have been accepted while its deadline was ahead.
+		if was, ok := w.existing(ctx, d.Task.TaskID, from, hash); ok {
+			return was, true, nil
+		}
+		return nil, false, err
+	}
+	d.Deadline = &n.Facts.Deadline
+	d.Header = fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version}
+	if n.Data.Dispatch, err = fleet.Encode(d); err != nil {
+		return nil, false, err
+	}
+	err = w.store(ctx, &view{}, n)
+	if errors.Is(err, bus.ErrConflict) {
+		return w.sameTask(ctx, d.Task.TaskID, from, hash)
+	}
+	if err != nil {
+		return nil, false, unavailable(err)
+	}
+	return n, false, nil
+}
+
+// name is the id of the task that d becomes: what d says, or id, or a new one,
+// unless its idempotency key has one already.
+func (w *Worker) name(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, id subjects.TaskID, hash string) (subjects.TaskID, error) {
+	said := d.Task.TaskID
+	id = cmp.Or(said, id)
+	if id == "" {
+		v7, err := uuid.NewV7()
+		if err != nil {
+			return "", fmt.Errorf("make a task id: %w", err)
+		}
+		id = subjects.TaskID(v7.String())
+	}
+	if d.Task.IdempotencyKey == "" {
+		return id, nil
+	}
+	claimed, err := w.claimKey(ctx, from, d.Task.IdempotencyKey, id, hash)
+	if err == nil && said != "" && claimed != said {
+		err = subjects.Errorf(subjects.CodeIdempotencyConflict, "the idempotency key belongs to task %s", claimed).
+			At("/task/idempotency_key").WithRemedy("leave task_id out, or use a new key")
+	}
+	return claimed, err
+}
+
+// sameTask tells a repeated dispatch from another one under the same id.
+func (w *Worker) sameTask(ctx context.Context, id subjects.TaskID, from subjects.AgentID, hash string) (*fleet.Event, bool, error) {
+	v, err := w.reread(ctx, id)
+	if err != nil {
+		return nil, false, err
+	}
+	if v.ev.Facts.From != from || v.ev.Facts.PayloadHash != hash {
+		return nil, false, subjects.Errorf(subjects.CodeIdempotencyConflict, "task %s exists already, with another payload or sender", id).
+			At("/task/task_id").WithRemedy("choose another task_id, or leave it out")
+	}
+	return v.ev, true, nil
+}
+
+func (w *Worker) existing(ctx context.Context, id subjects.TaskID, from subjects.AgentID, hash string) (*fleet.Event, bool) {
+	n, _, err := w.sameTask(ctx, id, from, hash)
+	return n, err == nil
+}
+
+// claimed is the value of an idempotency key.
+type claimed struct {
+	TaskID      subjects.TaskID `json:"task_id"`
+	PayloadHash string          `json:"payload_hash"`
+}
+
+// claimKey gives the task id that belongs to an idempotency key, which is id if
+// the key is new. It is stored before the task, so that a repeat after any
+// crash finds it.
+func (w *Worker) claimKey(ctx context.Context, from subjects.AgentID, key string, id subjects.TaskID, hash string) (subjects.TaskID, error) {
+	sum := sha256.Sum256([]byte(key))
+	name := string(from) + "." + hex.EncodeToString(sum[:])
+	_, err := w.idem.Create(ctx, name, fleet.MustEncode(claimed{id, hash}), idemTTL)
+	if err == nil {
+		return id, nil
+	}
+	if !errors.Is(err, bus.ErrExists) {
+		return "", unavailable(err)
+	}
+	e, err := w.idem.Get(ctx, name)
+	if err != nil {
+		return "", unavailable(err)
+	}
+	was, err := fleet.DecodeRequest[claimed](e.Value)
+	if err != nil {
+		return "", err
+	}
+	if was.PayloadHash != hash {
+		return "", subjects.Errorf(subjects.CodeIdempotencyConflict, "the idempotency key was used for another payload, task %s", was.TaskID).
+			At("/task/idempotency_key").WithRemedy("use a new key for a new task; a key is remembered for 24 h")
+	}
+	return was.TaskID, nil
+}
+
+func (w *Worker) inbox() bus.Consumer {
+	return bus.Consumer{
+		Stream: subjects.StreamInbox, Durable: "routers",
+		Concurrency: 64, AckWait: 30 * time.Second, MaxAckPending: 4096, DeadLetter: true,
+	}
+}
+
+// onInbox is the raw door: what JetStream acknowledged there has one outcome,
+// even if that is invalid_message.
+func (w *Worker) onInbox(ctx context.Context, m bus.Msg) error {
+	vars, ok := subjects.Tokens(subjects.DispatchPattern, m.Subject)
+	if !ok {
+		return bus.Never(subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, subjects.DispatchPattern))
+	}
+	from := subjects.AgentID(vars[0])
+	for w.admit() != nil {
+		select {
+		case <-ctx.Done():
+			return bus.Later(ctx.Err(), time.Second)
+		case <-time.After(tickEvery):
+		}
+	}
+	id := inboxID(m)
+	d, err := fleet.DecodeDispatch(m.Data)
+	if err == nil {
+		_, _, err = w.dispatch(ctx, from, d, m.Data, id)
+	}
+	if err == nil {
+		crash.Point("before_inbox_ack")
+		return nil
+	}
+	switch code := subjects.CodeOf(err); code {
+	case subjects.CodeUnavailable, subjects.CodeRateLimited, subjects.CodeInternal:
+		return bus.Later(err, time.Second)
+	default:
+		return w.refuse(ctx, id, from, err)
+	}
+}
+
+// refuse stores the outcome of a dispatch that cannot be done as it stands, and
+// has the message buried where an operator finds it.
+func (w *Worker) refuse(ctx context.Context, id subjects.TaskID, from subjects.AgentID, why error) error {
+	n := refused(id, from, subjects.AsError(why), time.Now().UTC())
+	if err := w.store(ctx, &view{}, n); err != nil && !errors.Is(err, bus.ErrConflict) {
+		return bus.Later(err, time.Second)
+	}
+	return bus.Never(why)
+}
+
+// inboxID derives a task id from where the message is stored, so that a
+// redelivery is the same task: a UUIDv7 of its store time and a hash of its
+// stream and sequence.
+func inboxID(m bus.Msg) subjects.TaskID {
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64([]byte(m.Stream), m.Seq))
+	var u uuid.UUID
+	copy(u[6:], sum[:])
+	ms := uint64(m.Time.UnixMilli())
+	for i := range 6 {
+		u[i] = byte(ms >> (40 - 8*i))
+	}
+	u[6] = u[6]&0x0f | 0x70
+	u[8] = u[8]&0x3f | 0x80
+	return subjects.TaskID(u.String())
+}

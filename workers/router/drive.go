@@ -1,0 +1,222 @@
+package router
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// The bucket FLEET_AGENTS is what operators and routers tell each other about
+// agents: drain.<agent> and cool.<agent>. Routers alone write it.
+const (
+	drainKey = "drain."
+	coolKey  = "cool."
+)
+
+// drained is the value of drain.<agent>.
+type drained struct {
+	By     subjects.AgentID `json:"by"`
+	Reason string           `json:"reason,omitempty"`
+	At     time.Time        `json:"at"`
+}
+
+// cooling is the value of cool.<agent>.
+type cooling struct {
+	Until time.Time     `json:"until"`
+	Code  subjects.Code `json:"code"`
+}
+
+// onDrive takes in what was written there, by this router or another.
+func (w *Worker) onDrive(e bus.Entry) {
+	if agent, ok := strings.CutPrefix(e.Key, drainKey); ok {
+		d, err := fleet.DecodeRequest[drained](e.Value)
+		if err != nil {
+			w.log.Warn("decode an agent's drain", slog.String("agent_id", agent), slog.Any("error", err))
+			return
+		}
+		w.with(func(c *core, now time.Time) {
+			c.fleet.Drain(subjects.AgentID(agent), !e.Deleted, string(d.By))
+			c.feedAll(subjects.AgentID(agent), now)
+		})
+		return
+	}
+	if agent, ok := strings.CutPrefix(e.Key, coolKey); ok {
+		d, err := fleet.DecodeRequest[cooling](e.Value)
+		if err != nil {
+			w.log.Warn("decode an agent's cool-down", slog.String("agent_id", agent), slog.Any("error", err))
+			return
+		}
+		w.with(func(c *core, now time.Time) {
+			c.cool(subjects.AgentID(agent), d.Until)
+		})
+	}
+}
+
+// feedAll gives every instance of agent something to do.
+func (c *core) feedAll(agent subjects.AgentID, now time.Time) {
+	for in := range c.fleet.All() {
+		if in.Agent == agent {
+			c.feed(in, now)
+		}
+	}
+}
+
+// cool lets an agent rest, and wakes it when it has.
+func (c *core) cool(agent subjects.AgentID, until time.Time) {
+	c.fleet.Cool(agent, until)
+	if !until.IsZero() {
+		c.warmAt[agent] = until
+	}
+}
+
+// busy leaves an instance alone that refused an offer as busy: it knows its
+// own capacity best.
+func (c *core) busy(in *Instance, until time.Time) {
+	c.fleet.Busy(in, until)
+	if at := c.warmAt[in.Agent]; at.IsZero() || until.Before(at) {
+		c.warmAt[in.Agent] = until
+	}
+}
+
+// warm feeds the agents that have rested, and those that were busy.
+func (c *core) warm(now time.Time) {
+	for agent, at := range c.warmAt {
+		if !at.After(now) {
+			delete(c.warmAt, agent)
+			c.feedAll(agent, now)
+		}
+	}
+}
+
+// coolDown tells every router that agent is to rest.
+func (w *Worker) coolDown(ctx context.Context, agent subjects.AgentID, until time.Time, code subjects.Code) {
+	w.with(func(c *core, _ time.Time) { c.cool(agent, until) })
+	if _, err := w.drive.Put(ctx, coolKey+string(agent), fleet.MustEncode(cooling{until, code})); err != nil {
+		w.log.Warn("write an agent's cool-down", slog.String("agent_id", string(agent)), slog.Any("error", err))
+	}
+}
+
+// apiDrain serves agent drain and agent resume.
+func (w *Worker) apiDrain(on bool) func(context.Context, subjects.AgentID, []byte) (any, error) {
+	return func(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+		req, err := fleet.DecodeRequest[fleet.AgentDrain](data)
+		if err != nil {
+			return nil, err
+		}
+		agent, err := subjects.ParseAgentID(string(req.AgentID))
+		if err != nil {
+			return nil, subjects.AsError(err).At("/agent_id")
+		}
+		if from != agent && !w.operator(from) {
+			return nil, subjects.Errorf(subjects.CodeForbidden, "%s may not drain %s", from, agent).
+				WithRemedy("an operator may, and an agent itself")
+		}
+		key, action := drainKey+string(agent), fleet.ActionResume
+		if on {
+			action = fleet.ActionDrain
+			_, err = w.drive.Put(ctx, key, fleet.MustEncode(drained{from, req.Reason, time.Now().UTC()}))
+		} else {
+			err = w.drive.Delete(ctx, key)
+		}
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		return w.drainNow(agent, on, from, action), nil
+	}
+}
+
+// drainNow applies the change here, tells the agent's instances, and lists them.
+func (w *Worker) drainNow(agent subjects.AgentID, on bool, by subjects.AgentID, action string) fleet.AgentListReply {
+	reply := fleet.AgentListReply{Agents: []fleet.AgentView{}}
+	var live []instanceKey
+	w.with(func(c *core, now time.Time) {
+		c.fleet.Drain(agent, on, string(by))
+		for in := range c.fleet.All() {
+			if in.Agent != agent {
+				continue
+			}
+			c.feed(in, now)
+			if in.Announce == nil {
+				continue
+			}
+			reply.Agents = append(reply.Agents, fleet.AgentView{
+				Announce: *in.Announce, Live: in.Live, Draining: on || in.Announce.Draining,
+				DrainedBy: drainedBy(on, by), LastSeen: in.LastSeen, Active: in.Active,
+			})
+			if in.Live {
+				live = append(live, instanceKey{in.Agent, in.ID})
+			}
+		}
+	})
+	for _, to := range live {
+		w.wg.Go(func() {
+			w.control(w.work, to, &fleet.Control{
+				Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version}, Action: action,
+			})
+		})
+	}
+	return reply
+}
+
+func drainedBy(on bool, by subjects.AgentID) string {
+	if on {
+		return string(by)
+	}
+	return ""
+}
+
+func (w *Worker) onAnnounce(m bus.Msg) {
+	defer w.announced.Store(m.Seq)
+	vars, ok := subjects.Tokens(subjects.AnnouncePattern, m.Subject)
+	if !ok {
+		return
+	}
+	a, err := fleet.DecodeAnnounce(m.Data)
+	if err == nil && (string(a.Worker.AgentID) != vars[0] || string(a.Instance()) != vars[1]) {
+		err = subjects.Errorf(subjects.CodeForbidden, "it announces %s/%s", a.Worker.AgentID, a.Instance()).At("/worker")
+	}
+	if err != nil {
+		w.log.Warn("refuse an announce", slog.String("subject", m.Subject), slog.Any("error", err))
+		return
+	}
+	w.with(func(c *core, now time.Time) { c.announce(a, m.Time, now) })
+}
+
+func (w *Worker) onHeartbeat(m bus.Msg) {
+	vars, ok := subjects.Tokens(subjects.HeartbeatPattern, m.Subject)
+	if !ok {
+		return
+	}
+	if vars[0] == "router" {
+		w.onRouterBeat(subjects.InstanceID(vars[1]), m)
+		return
+	}
+	hb, err := fleet.DecodeHeartbeat(m.Data)
+	if err != nil {
+		w.log.Warn("refuse a heartbeat", slog.String("subject", m.Subject), slog.Any("error", err))
+		return
+	}
+	w.with(func(c *core, now time.Time) {
+		c.beat(subjects.AgentID(vars[0]), subjects.InstanceID(vars[1]), hb, now)
+	})
+}
+
+func (w *Worker) onRouterBeat(id subjects.InstanceID, m bus.Msg) {
+	hb, err := fleet.DecodeRequest[fleet.RouterHeartbeat](m.Data)
+	if err != nil || id == w.cfg.ID {
+		return
+	}
+	w.with(func(c *core, now time.Time) {
+		if hb.Leaving && c.ring.left(id) || !hb.Leaving && c.ring.heard(id, now) {
+			c.ringChanged(now)
+		}
+	})
+	if hb.Hello {
+		w.sayHello(fleet.RouterHeartbeat{Epoch: w.epoch})
+	}
+}

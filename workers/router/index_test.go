@@ -1,0 +1,196 @@
+package router
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	"pgregory.net/rapid"
+
+	"parley/subjects"
+)
+
+func TestIndexIsAMap(t *testing.T) {
+	t.Parallel()
+	ids := []subjects.TaskID{"abc-123", "A", "a", "00000000-0000-0000-0000-000000000000", "ABCDEF00-0000-0000-0000-000000000000"}
+	for range 40 {
+		ids = append(ids, subjects.TaskID(uuid.NewString()))
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		x, want := newIndex(), map[subjects.TaskID]uint64{}
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
+			id := rapid.SampledFrom(ids).Draw(t, "id")
+			switch s := x.find(id); {
+			case (s != 0) != has(want, id):
+				t.Fatalf("find(%s) = %d, want known %v", id, s, has(want, id))
+			case s == 0:
+				_, e := x.add(id)
+				e.lastSeq = rapid.Uint64().Draw(t, "seq")
+				want[id] = e.lastSeq
+			case rapid.Bool().Draw(t, "remove"):
+				x.remove(s)
+				delete(want, id)
+			default:
+				if got := x.at(s).lastSeq; got != want[id] || x.id(s) != id {
+					t.Fatalf("at(%s) = %s %d, want %d", id, x.id(s), got, want[id])
+				}
+			}
+		}
+		got := map[subjects.TaskID]uint64{}
+		for s, e := range x.all() {
+			got[x.id(s)] = e.lastSeq
+		}
+		if diff := cmp.Diff(want, got); diff != "" || x.live != len(want) {
+			t.Fatalf("all() differs (-want +got), live %d:\n%s", x.live, diff)
+		}
+	})
+}
+
+func has[K comparable, V any](m map[K]V, k K) bool { _, ok := m[k]; return ok }
+
+func TestTimersPopInOrder(t *testing.T) {
+	t.Parallel()
+	var h timers
+	rng := rand.New(rand.NewPCG(1, 2))
+	var want []int64
+	for range 1000 {
+		at := rng.Int64N(500)
+		h.push(timer{at, 1})
+		want = append(want, at)
+	}
+	slices.Sort(want)
+	if _, ok := h.pop(want[0] - 1); ok {
+		t.Fatal("pop before anything is due gave a timer")
+	}
+	var got []int64
+	for {
+		tm, ok := h.pop(1000)
+		if !ok {
+			break
+		}
+		got = append(got, tm.at)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("order differs (-want +got):\n%s", diff)
+	}
+}
+
+func TestTurnsAreWeighted(t *testing.T) {
+	t.Parallel()
+	var tr turns
+	var got [len(levels)]int
+	for range 1500 {
+		got[tr.next([len(levels)]bool{true, true, true, true})]++
+	}
+	if want := [len(levels)]int{800, 400, 200, 100}; got != want {
+		t.Errorf("starts by level = %v, want %v", got, want)
+	}
+	got = [len(levels)]int{}
+	for range 300 {
+		got[tr.next([len(levels)]bool{false, false, true, true})]++
+	}
+	if want := [len(levels)]int{0, 0, 200, 100}; got != want {
+		t.Errorf("starts by level = %v, want %v", got, want)
+	}
+	if n := tr.next([len(levels)]bool{}); n != -1 {
+		t.Errorf("next of nothing = %d, want -1", n)
+	}
+}
+
+func TestQueueKeepsTheOldestFirst(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		x, c := newIndex(), &class{}
+		in := map[slot]int64{}
+		for i := range rapid.IntRange(1, 60).Draw(t, "steps") {
+			if len(in) > 0 && rapid.IntRange(0, 3).Draw(t, "take") == 0 {
+				s := rapid.SampledFrom(slices.Sorted(maps.Keys(in))).Draw(t, "slot")
+				c.dequeue(x, s)
+				delete(in, s)
+				continue
+			}
+			s, e := x.add(subjects.TaskID(fmt.Sprint("t", i)))
+			e.created = int64(rapid.IntRange(0, 20).Draw(t, "created"))
+			c.enqueue(x, s)
+			c.enqueue(x, s) // twice is once
+			in[s] = e.created
+		}
+		var got []int64
+		for s := c.queues[0].head; s != 0; s = x.at(s).next {
+			if n := x.at(s).next; n != 0 && x.at(n).prev != s {
+				t.Fatalf("links of %d are broken", s)
+			}
+			got = append(got, x.at(s).created)
+		}
+		want := slices.Sorted(maps.Values(in))
+		if diff := cmp.Diff(want, got); diff != "" || c.queued != len(in) {
+			t.Fatalf("queue differs (-want +got), queued %d:\n%s", c.queued, diff)
+		}
+	})
+}
+
+func TestAgeingRaisesALevel(t *testing.T) {
+	t.Parallel()
+	x, c := newIndex(), &class{}
+	s, e := x.add("old-and-low")
+	e.priority, e.created = 3, 0
+	c.enqueue(x, s)
+	for _, tt := range []struct {
+		now  int64
+		want int
+	}{{0, 3}, {int64(ageing) - 1, 3}, {int64(ageing), 2}, {2 * int64(ageing), 1}, {9 * int64(ageing), 0}} {
+		at := heads(x, tt.now, func(yield func(*class) bool) { yield(c) })
+		if at[tt.want] != s {
+			t.Errorf("after %d ns the task is not at level %d: %v", tt.now, tt.want, at)
+		}
+	}
+}
+
+func TestRingMovesOnlyTheLostRoutersKeys(t *testing.T) {
+	t.Parallel()
+	rings := map[subjects.InstanceID]*ring{}
+	for _, id := range []subjects.InstanceID{"a", "b", "c"} {
+		rings[id] = newRing(id)
+		for _, other := range []subjects.InstanceID{"a", "b", "c"} {
+			rings[id].heard(other, now0)
+		}
+	}
+	owner := func(key uint64) (who subjects.InstanceID) {
+		n := 0
+		for id, r := range rings {
+			if r.owns(key) {
+				who = id
+				n++
+			}
+		}
+		if n != 1 {
+			t.Fatalf("key %d has %d owners", key, n)
+		}
+		return who
+	}
+	before, count := map[uint64]subjects.InstanceID{}, map[subjects.InstanceID]int{}
+	for i := range 3000 {
+		key := keyOf(string(binary.BigEndian.AppendUint64(bytes.Repeat([]byte("k"), 3), uint64(i))))
+		before[key] = owner(key)
+		count[before[key]]++
+	}
+	for id, n := range count {
+		if n < 800 || n > 1200 {
+			t.Errorf("router %s owns %d of 3000 keys", id, n)
+		}
+	}
+	delete(rings, "c")
+	rings["a"].left("c")
+	rings["b"].left("c")
+	for key, was := range before {
+		if is := owner(key); was != "c" && is != was {
+			t.Fatalf("key %d moved from %s to %s although neither was lost", key, was, is)
+		}
+	}
+}

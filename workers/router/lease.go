@@ -1,0 +1,256 @@
+package router
+
+import (
+	"fmt"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// denyFor is how long an agent may hold what the record denies before it is
+// told to drop it: an acceptance may be on its way into the record.
+const denyFor = 5 * time.Second
+
+// What is absent is believed only after one lease of listening: at least
+// minListen, at most maxListen, however slow a heartbeat is announced. A router
+// that heard nothing for deafAfter, since it was cut off or stood still, listens
+// anew.
+const (
+	minListen = 3 * time.Second
+	maxListen = 30 * time.Second
+	deafAfter = 2 * time.Second
+	// stoodStill is how long a router may do nothing before it believes that
+	// records have been stored meanwhile that it has not read.
+	stoodStill = 500 * time.Millisecond
+)
+
+// listen begins one lease of listening: until it is over no agent is missed.
+func (c *core) listen(now time.Time) {
+	lasts := minListen
+	for in := range c.fleet.All() {
+		lasts = max(lasts, min(lease(in), maxListen))
+	}
+	c.settled, c.settleAt, c.ticked = false, now.Add(lasts), now
+	for _, h := range c.hot {
+		h.lost, h.renewed = "", now
+	}
+}
+
+// announce takes in what an instance says of itself.
+func (c *core) announce(a *fleet.Announce, at, now time.Time) {
+	in, _ := c.fleet.Announce(a, at, now)
+	if in == nil {
+		return
+	}
+	c.restarted(in, now)
+	c.feed(in, now)
+}
+
+// beat takes in a heartbeat: it renews leases, ends those of an earlier epoch,
+// and shows what an agent holds that it should not.
+func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fleet.Heartbeat, now time.Time) {
+	in, known := c.fleet.Beat(agent, instance, hb, now)
+	if !known {
+		return
+	}
+	c.restarted(in, now)
+	holding := make(map[subjects.TaskID]bool, len(hb.Holding))
+	for _, h := range hb.Holding {
+		holding[h.TaskID] = true
+	}
+	for task := range in.Held {
+		h := c.hot[c.x.find(task)]
+		if h == nil || hb.Epoch != h.ev.Epoch && h.ev.Epoch != 0 {
+			continue
+		}
+		if holding[task] {
+			h.renewed, h.lost = now, ""
+			if h.ev.Facts.Answer != nil && !h.told && c.owned(c.x.at(c.x.find(task))) {
+				c.do(tell{task, h.ev})
+			}
+		} else if silent := now.Sub(h.renewed); c.settled && in.Heartbeat > 0 && silent > lease(in) {
+			c.lose(task, h, fmt.Sprintf("%s/%s has not named the task among what it holds for %s", agent, instance, silent.Round(time.Second)), now)
+		}
+	}
+	c.deny(in, hb, now)
+	c.feed(in, now)
+}
+
+// lease is how long a lease lasts without renewal.
+func lease(in *Instance) time.Duration { return fleet.MissedHeartbeats * in.Heartbeat }
+
+// deny looks for work that no record names.
+func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
+	key := instanceKey{in.Agent, in.ID}
+	was := c.denied[key]
+	delete(c.denied, key)
+	if !c.caughtUp || len(hb.Holding) == 0 {
+		return
+	}
+	denied := make(map[subjects.TaskID]time.Time)
+	for _, held := range hb.Holding {
+		if c.holds(held.TaskID, holder{in.Agent, in.ID, hb.Epoch}) {
+			continue
+		}
+		since, ok := was[held.TaskID]
+		if !ok {
+			since = now
+		}
+		denied[held.TaskID] = since
+		if now.Sub(since) >= denyFor && c.ring.owns(keyOf(string(held.TaskID))) {
+			c.do(recall{key, held.TaskID, held.Attempt, subjects.CodeSuperseded})
+		}
+	}
+	if len(denied) > 0 {
+		c.denied[key] = denied
+	}
+}
+
+// holds reports whether the record names h as the holder of task.
+func (c *core) holds(task subjects.TaskID, h holder) bool {
+	hot := c.hot[c.x.find(task)]
+	if hot == nil || !held(hot.ev) {
+		return false
+	}
+	was := holderOf(hot.ev)
+	return was.agent == h.agent && was.instance == h.instance && (was.epoch == 0 || was.epoch == h.epoch)
+}
+
+// restarted ends the leases of an instance's earlier epochs.
+func (c *core) restarted(in *Instance, now time.Time) {
+	for task := range in.Held {
+		h := c.hot[c.x.find(task)]
+		if h != nil && h.ev.Epoch != 0 && in.Epoch > h.ev.Epoch {
+			c.lose(task, h, fmt.Sprintf("%s/%s has restarted", in.Agent, in.ID), now)
+		}
+	}
+}
+
+// silence ends the leases of instances that are not heard any more.
+func (c *core) silence(now time.Time) {
+	gone := c.fleet.Expire(now)
+	if !c.settled {
+		return
+	}
+	for _, in := range gone {
+		c.strand(in.Agent)
+		for task := range in.Held {
+			if h := c.hot[c.x.find(task)]; h != nil && in.Heartbeat > 0 {
+				c.lose(task, h, fmt.Sprintf("%s/%s was last heard %s ago", in.Agent, in.ID, now.Sub(in.LastSeen).Round(time.Second)), now)
+			}
+		}
+	}
+}
+
+// orphans ends the leases of holders that this router has never heard of:
+// they were gone before it came.
+func (c *core) orphans(now time.Time) {
+	for s, h := range c.hot {
+		if !held(h.ev) || h.ev.Epoch == 0 {
+			continue
+		}
+		who := holderOf(h.ev)
+		in := c.fleet.Get(who.agent, who.instance)
+		switch {
+		case in == nil || !in.Live && in.Heartbeat > 0:
+			c.lose(c.x.id(s), h, fmt.Sprintf("%s/%s is not heard", who.agent, who.instance), now)
+		case in.Epoch > h.ev.Epoch:
+			c.restarted(in, now)
+		}
+	}
+}
+
+// lose marks a lease as ended and sees to it that the owner of the task acts
+// now, any other router a little later.
+func (c *core) lose(task subjects.TaskID, h *hot, why string, now time.Time) {
+	if !c.caughtUp || h.lost != "" || !held(h.ev) {
+		return
+	}
+	h.lost = why
+	s := c.x.find(task)
+	e := c.x.at(s)
+	at := now
+	if !c.owned(e) {
+		at = now.Add(stagger)
+	}
+	e.due = min(e.due, at.UnixNano())
+	c.timers.push(timer{at.UnixNano(), s})
+}
+
+func (c *core) owned(e *entry) bool { return e.class != 0 && c.byNum[e.class].owned }
+
+// tick fires what is due. It is called often while the bus is heard; it costs
+// nothing while nothing is due.
+func (c *core) tick(now time.Time) {
+	if gap := now.Sub(c.ticked); c.caughtUp && gap > stoodStill {
+		if gap > deafAfter {
+			c.listen(now)
+		}
+		c.caughtUp = false
+		c.do(catchUp{})
+	}
+	c.ticked = now
+	if c.ring.expire(now) {
+		c.ringChanged(now)
+	}
+	if c.caughtUp && !c.settled && !now.Before(c.settleAt) {
+		c.settled = true
+		c.orphans(now)
+		c.lookAgain(now)
+	}
+	c.silence(now)
+	c.warm(now)
+	for {
+		t, ok := c.timers.pop(now.UnixNano())
+		if !ok {
+			return
+		}
+		if int(t.slot) <= int(c.x.top) && c.x.at(t.slot).id.kind != 0 {
+			c.fire(t.slot, c.x.at(t.slot), now)
+		}
+	}
+}
+
+// fire does what an entry is due for, and arms its next timer: in a second, if
+// what it starts does not lead to another record before.
+func (c *core) fire(s slot, e *entry, now time.Time) {
+	if e.due > now.UnixNano() {
+		return // another timer is armed
+	}
+	arm := func(at int64) {
+		e.due = at
+		c.timers.push(timer{at, s})
+	}
+	soon := now.Add(time.Second).UnixNano()
+	h, due := c.hot[s], e.deadline
+	if h != nil && h.ev.State != fleet.StateQueued {
+		due = dueAt(h.ev).UnixNano()
+	}
+	switch gone := h != nil && h.lost != ""; {
+	case !c.caughtUp, e.flags&acting != 0:
+		arm(soon)
+	case due > now.UnixNano() && !gone:
+		arm(due)
+		if e.state == codeOfState(fleet.StateQueued) && e.flags&offering == 0 {
+			c.enqueue(s, e, now) // its retry is due
+		}
+	case !c.owned(e) && now.UnixNano() < min(due, e.due)+int64(stagger) && !gone:
+		c.timers.push(timer{min(due, e.due) + int64(stagger), s})
+	case gone:
+		arm(soon)
+		e.flags |= acting
+		c.do(lost{c.x.id(s), holderOf(h.ev), h.lost})
+	default:
+		arm(soon)
+		e.flags |= acting
+		c.do(timedOut{c.x.id(s)})
+	}
+}
+
+// acted ends what fire began.
+func (c *core) acted(id subjects.TaskID) {
+	if s := c.x.find(id); s != 0 {
+		c.x.at(s).flags &^= acting
+	}
+}

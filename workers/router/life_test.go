@@ -1,0 +1,569 @@
+package router_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"parley/bus"
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+func kinds(events []fleet.Event) string {
+	var out []string
+	for _, e := range events {
+		out = append(out, e.Kind)
+	}
+	return strings.Join(out, " ")
+}
+
+func failed(code subjects.Code, retryable bool) fleet.Result {
+	return fleet.Result{Status: fleet.StatusError, TokensSpent: 10, Error: &fleet.ResultError{Code: code, Message: "it broke", Retryable: retryable}}
+}
+
+func TestFailuresClimbTheLadder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", `"max_retries":1,"agent":"a","alternatives":["b"]`))
+	a.offered()
+	if _, err := a.result(id, failed(subjects.CodeAgentError, true)); err != nil {
+		t.Fatal(err)
+	}
+	if d := a.offered(); d.Attempt != 2 || len(d.Tried) != 1 || d.Tried[0].Code != subjects.CodeAgentError {
+		t.Errorf("level 1 offers attempt %d, tried %+v", d.Attempt, d.Tried)
+	}
+	if _, err := a.result(id, failed(subjects.CodeAgentError, true)); err != nil {
+		t.Fatal(err)
+	}
+	b := w.join("b", nil)
+	if d := b.offered(); d.Attempt != 3 || len(d.Tried) != 2 {
+		t.Errorf("level 2 offers attempt %d, tried %+v", d.Attempt, d.Tried)
+	}
+	if _, err := b.result(id, failed(subjects.CodeAgentError, false)); err != nil {
+		t.Fatal(err)
+	}
+	v := w.outcome(id)
+	if v.State != fleet.StateError || v.Reason == nil || v.Reason.Code != subjects.CodeAgentError || v.TokensSpent != 30 {
+		t.Errorf("outcome = %+v, reason %+v; want error agent_error, 30 tokens", v, v.Reason)
+	}
+	if got, want := kinds(w.events(id)), "queued working retry working reroute working outcome"; got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
+	var levels []int
+	for _, at := range v.Attempts {
+		levels = append(levels, at.Level)
+	}
+	if diff := cmp.Diff([]int{1, 2, 3}, levels); diff != "" {
+		t.Errorf("levels differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestNobodyCouldEver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.join("small", func(a *fleet.Announce) { a.Worker.ModelTier = "haiku" })
+	w.join("sick", func(a *fleet.Announce) { a.MCPHealth["git"] = fleet.HealthTimeout })
+	id := w.send(`{"task":{},"requirements":{"required_mcp":["no-such-server"]},"brief":"x"}`)
+	v := w.outcome(id)
+	if v.State != fleet.StateBlocked || v.TokensSpent != 0 || v.Result == nil || v.Result.BlockedReason == nil ||
+		!strings.Contains(*v.Result.BlockedReason, "no-such-server") {
+		t.Errorf("outcome = %+v, result %+v; want blocked, naming the server", v, v.Result)
+	}
+	if got := kinds(w.events(id)); got != "queued outcome" {
+		t.Errorf("records = %s", got)
+	}
+	waits := w.send(`{"task":{"on_blocked":"wait"},"requirements":{"required_mcp":["later"]},"brief":"x"}`)
+	sick := w.send(`{"requirements":{"required_mcp":["git"],"model_tier":"sonnet"},"brief":"x"}`)
+	later := w.join("later", func(a *fleet.Announce) {
+		a.Capabilities.MCPServers = append(a.Capabilities.MCPServers, "later")
+		a.MCPHealth["later"] = fleet.HealthOK
+		a.MCPHealth["git"] = fleet.HealthError
+	})
+	if d := later.offered(); d.Task.TaskID != waits {
+		t.Errorf("later was offered %s, want %s", d.Task.TaskID, waits)
+	}
+	if v := w.view(sick); v.State != fleet.StateQueued {
+		t.Errorf("a task that a sick agent could do is %s, want queued", v.State)
+	}
+	x, err := call[fleet.TaskExplanation](w, "boss", "task", "explain", fleet.TaskRef{TaskID: sick})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, a := range x.Agents {
+		for _, r := range a.Reasons {
+			got[string(a.AgentID)] += string(r.Code) + " "
+		}
+	}
+	if !strings.Contains(got["small"], "no_capable_agent") || !strings.Contains(got["sick"], "mcp_unhealthy") || !strings.Contains(got["later"], "mcp_unhealthy") {
+		t.Errorf("explain = %v", got)
+	}
+}
+
+func TestRefusalGoesToAnother(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	why := "server git does not answer"
+	a.answers(func(fleet.Dispatch) any {
+		return fleet.Result{
+			Header: fleet.Header{Type: fleet.TypeResult}, Status: fleet.StatusBlocked, BlockedReason: &why,
+			Error: &fleet.ResultError{Code: subjects.CodeMCPUnhealthy, Message: why},
+		}
+	})
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	b := w.join("b", nil)
+	if d := b.offered(); d.Attempt != 2 || len(d.Tried) != 1 || d.Tried[0].AgentID != "a" {
+		t.Errorf("offer = %+v", d)
+	}
+	if _, err := b.result(id, fleet.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	if v := w.outcome(id); v.State != fleet.StateDone || v.AgentID != "b" {
+		t.Errorf("outcome = %s by %s", v.State, v.AgentID)
+	}
+}
+
+func TestBusyIsNotAnAttempt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	refusals := 2
+	a.answers(func(fleet.Dispatch) any {
+		if refusals--; refusals >= 0 {
+			return fleet.Ack{}
+		}
+		return fleet.Ack{Accepted: true, Epoch: a.epoch}
+	})
+	id := w.send(dispatchJSON("x", ""))
+	for range 3 {
+		if d := a.offered(); d.Attempt != 1 {
+			t.Errorf("offered attempt %d, want 1", d.Attempt)
+		}
+	}
+	if _, err := a.result(id, fleet.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := kinds(w.events(id)); got != "queued working outcome" {
+		t.Errorf("records = %s", got)
+	}
+}
+
+func TestSilenceEndsTheLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	a.stop()
+	b := w.join("b", nil)
+	if d := b.offered(); d.Task.TaskID != id || d.Attempt != 2 || d.Tried[0].Code != subjects.CodeAgentLost {
+		t.Errorf("offer = %+v", d)
+	}
+	bustest.Eventually(t, "the record names b", func() bool { return w.view(id).AgentID == "b" })
+	a.bus = w.srv.Connect(t)
+	_, err := a.result(id, fleet.Result{Attempt: 1, Epoch: a.epoch})
+	if !errors.Is(err, &subjects.Error{Code: subjects.CodeLateResult}) {
+		t.Errorf("the lost agent's result = %v, want late_result", err)
+	}
+	if _, err := b.result(id, fleet.Result{Attempt: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if v := w.outcome(id); v.State != fleet.StateDone || v.AgentID != "b" || v.Attempt != 2 {
+		t.Errorf("outcome = %+v", v)
+	}
+}
+
+func TestAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	w.join("b", nil)
+	if _, err := call[fleet.AgentListReply](w, "operator", "agent", "drain", fleet.AgentDrain{AgentID: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	a.stop()
+	bustest.Eventually(t, "the lease ends", func() bool { return w.view(id).State == fleet.StateQueued })
+	a.bus = w.srv.Connect(t)
+	if r, err := a.result(id, fleet.Result{Attempt: 1, Epoch: a.epoch}); err != nil || r.State != fleet.StateDone {
+		t.Errorf("result = %+v, %v; want it to count", r, err)
+	}
+	if v := w.outcome(id); v.AgentID != "a" {
+		t.Errorf("outcome = %+v", v)
+	}
+}
+
+func TestANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	b := w.join("b", nil)
+	id := w.send(dispatchJSON("x", `"alternatives":["b"],"agent":"a"`))
+	a.offered()
+	a.stop()
+	w.join("a", nil)
+	if d := b.offered(); d.Task.TaskID != id || !strings.Contains(d.Tried[0].Message, "restarted") {
+		t.Errorf("offer = %+v", d)
+	}
+}
+
+func TestCancelReachesTheHolder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	bustest.Eventually(t, "the record names the holder", func() bool { return w.view(id).State == fleet.StateWorking })
+	v, err := call[fleet.TaskView](w, "boss", "task", "cancel", fleet.TaskCancel{TaskID: id, Reason: "changed my mind"})
+	if err != nil || v.State != fleet.StateCanceled {
+		t.Fatalf("cancel = %+v, %v", v, err)
+	}
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != id || c.Reason.Code != subjects.CodeCanceled {
+		t.Errorf("told %+v", c)
+	}
+	if r, err := a.result(id, fleet.Result{Attempt: 1, Epoch: a.epoch}); err != nil || r.State != fleet.StateCanceled {
+		t.Errorf("the holder's result after the cancel = %+v, %v; want the final state", r, err)
+	}
+	again, err := call[fleet.TaskView](w, "boss", "task", "cancel", fleet.TaskCancel{TaskID: id})
+	if err != nil || again.State != fleet.StateCanceled {
+		t.Errorf("cancel again = %+v, %v", again, err)
+	}
+	if v := w.outcome(id); v.State != fleet.StateCanceled || v.Result.Error.Code != subjects.CodeCanceled || v.Result.Status != fleet.StatusError {
+		t.Errorf("outcome = %+v", v.Result)
+	}
+}
+
+func TestQuestionAndAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", `"timeout_seconds":60`))
+	a.offered()
+	ask := fleet.MustEncode(fleet.Progress{Attempt: 1, Epoch: a.epoch, Question: &fleet.Question{ID: "q1", Text: "which branch?"}})
+	for range 2 {
+		r, err := a.report(subjects.Progress("a", id), ask, id)
+		if err != nil || r.State != fleet.StateInputRequired {
+			t.Fatalf("question = %+v, %v", r, err)
+		}
+	}
+	v := w.view(id)
+	if v.State != fleet.StateInputRequired || v.Question == nil || v.Question.Text != "which branch?" {
+		t.Errorf("view = %+v", v)
+	}
+	if _, err := call[fleet.TaskView](w, "boss", "task", "answer", fleet.TaskAnswer{TaskID: id, QuestionID: "other", Text: "x"}); subjects.CodeOf(err) != subjects.CodeInvalidMessage {
+		t.Errorf("answer to another question = %v", err)
+	}
+	for range 2 {
+		if _, err := call[fleet.TaskView](w, "boss", "task", "answer", fleet.TaskAnswer{TaskID: id, QuestionID: "q1", Text: "main"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := a.told(); c.Action != fleet.ActionInput || c.QuestionID != "q1" || c.Text != "main" {
+		t.Errorf("told %+v", c)
+	}
+	art := fleet.MustEncode(fleet.Progress{Artifact: &fleet.Artifact{ArtifactID: "log", Parts: []fleet.Part{{Text: new("line")}}}})
+	if _, err := a.report(subjects.Progress("a", id), art, id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.result(id, fleet.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := kinds(w.events(id)), "queued working question answer artifact outcome"; got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
+}
+
+func TestTimersEndAttemptsAndTasks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	slow := w.send(dispatchJSON("x", `"timeout_seconds":0.3,"max_retries":0`))
+	a.offered()
+	v := w.outcome(slow)
+	if v.State != fleet.StateError || v.Reason.Code != subjects.CodeAgentTimeout {
+		t.Errorf("outcome = %s %+v, want error agent_timeout", v.State, v.Reason)
+	}
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != slow {
+		t.Errorf("told %+v", c)
+	}
+	d := time.Now().Add(700 * time.Millisecond).UTC().Format(time.RFC3339Nano)
+	w.join("b", func(ann *fleet.Announce) { ann.Capabilities.Tools = []string{"browser"}; ann.Draining = true })
+	late := w.send(fmt.Sprintf(`{"task":{},"requirements":{"required_capabilities":["browser"]},"deadline":%q,"brief":"x"}`, d))
+	if v := w.outcome(late); v.State != fleet.StateExpired || v.Result.Error.Code != subjects.CodeDeadlineExceeded {
+		t.Errorf("outcome = %s %+v, want expired", v.State, v.Result)
+	}
+	past := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
+	_, err := call[fleet.Dispatched](w, "boss", "task", "dispatch", fmt.Appendf(nil, `{"deadline":%q,"brief":"x"}`, past))
+	if subjects.CodeOf(err) != subjects.CodeDeadlineExceeded {
+		t.Errorf("dispatch past its deadline = %v", err)
+	}
+}
+
+func TestResultsAreChecked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", `"result_schema":{"type":"object","required":["n"],"properties":{"n":{"type":"integer"}}}`))
+	a.offered()
+	_, err := a.result(id, fleet.Result{Output: json.RawMessage(`{"n":"three"}`)})
+	e := subjects.AsError(err)
+	if e == nil || e.Code != subjects.CodeResultInvalid || e.Pointer != "/output/n" {
+		t.Fatalf("result = %v, want result_invalid at /output/n", err)
+	}
+	d := a.offered()
+	if d.Attempt != 2 || d.Tried[0].Code != subjects.CodeResultInvalid || !strings.Contains(d.Tried[0].Message, "/output/n") {
+		t.Errorf("retry = %+v", d)
+	}
+	fenced, _ := json.Marshal("```json\n{\"n\":3}\n```")
+	if _, err := a.result(id, fleet.Result{Output: fenced}); err != nil {
+		t.Errorf("a fenced answer = %v", err)
+	}
+	_, err = call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(dispatchJSON("x", `"result_schema":{"type":"no-such-type"}`)))
+	if e := subjects.AsError(err); e == nil || e.Pointer != "/task/result_schema" {
+		t.Errorf("a bad schema = %v", err)
+	}
+	_, err = call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(dispatchJSON("x", `"result_schema":{"$ref":"file:///etc/passwd"}`)))
+	if e := subjects.AsError(err); e == nil || e.Code != subjects.CodeInvalidMessage {
+		t.Errorf("a schema that refers outside = %v", err)
+	}
+}
+
+func TestTheRawDoor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	outcomes := make(chan bus.Msg, 10)
+	if _, err := w.bus.Subscribe("fleet.outcome.boss.*", "", func(m bus.Msg) { outcomes <- m }); err != nil {
+		t.Fatal(err)
+	}
+	put := func(s string) {
+		if _, err := w.bus.Store(t.Context(), "fleet.dispatch.boss", []byte(s), "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("TASK DISPATCH (inline)\npriority: high\nrequired_mcp: [git]\n\nBrief: tidy up")
+	d := a.offered()
+	if d.Brief != "tidy up" || d.Task.Priority != fleet.High {
+		t.Errorf("offer = %+v", d)
+	}
+	if _, err := a.result(d.Task.TaskID, fleet.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	<-outcomes
+	put("")
+	r, err := fleet.DecodeResult((<-outcomes).Data)
+	if err != nil || r.State != fleet.StateError || r.Error.Code != subjects.CodeInvalidMessage || !strings.Contains(r.Error.Message, "--force-stdin") {
+		t.Errorf("outcome of an empty dispatch = %+v, %v", r, err)
+	}
+	if v := w.outcome(r.TaskID); v.State != fleet.StateError {
+		t.Errorf("the record of it says %s", v.State)
+	}
+	bustest.Eventually(t, "it is in the dead letters", func() bool {
+		dl, err := w.bus.DeadLetters(t.Context(), 10)
+		return err == nil && len(dl) == 1
+	})
+}
+
+func TestSameDispatchSameTask(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	one := dispatchJSON("x", `"task_id":"same"`)
+	w.send(one)
+	d, err := call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(one))
+	if err != nil || !d.Duplicate {
+		t.Errorf("the same again = %+v, %v", d, err)
+	}
+	_, err = call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(dispatchJSON("y", `"task_id":"same"`)))
+	if subjects.CodeOf(err) != subjects.CodeIdempotencyConflict {
+		t.Errorf("another payload = %v", err)
+	}
+	_, err = call[fleet.Dispatched](w, "other", "task", "dispatch", []byte(one))
+	if subjects.CodeOf(err) != subjects.CodeIdempotencyConflict {
+		t.Errorf("another sender = %v", err)
+	}
+	key := dispatchJSON("x", `"idempotency_key":"k 1"`)
+	first := w.send(key)
+	if again := w.send(key); again != first {
+		t.Errorf("the same key = %s, want %s", again, first)
+	}
+	_, err = call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(dispatchJSON("z", `"idempotency_key":"k 1"`)))
+	if subjects.CodeOf(err) != subjects.CodeIdempotencyConflict {
+		t.Errorf("the same key, another payload = %v", err)
+	}
+	_, err = call[fleet.TaskView](w, "other", "task", "get", fleet.TaskRef{TaskID: first})
+	if subjects.CodeOf(err) != subjects.CodeNotFound {
+		t.Errorf("another's task = %v, want not_found", err)
+	}
+	l, err := call[fleet.TaskListReply](w, "operator", "task", "list", fleet.TaskList{})
+	if err != nil || l.Total != 2 || len(l.Tasks) != 2 || l.Tasks[0].TaskID != first {
+		t.Errorf("list = %+v, %v", l, err)
+	}
+	l, err = call[fleet.TaskListReply](w, "other", "task", "list", fleet.TaskList{})
+	if err != nil || l.Total != 0 {
+		t.Errorf("another's list = %+v, %v", l, err)
+	}
+}
+
+func TestDrainAndResume(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	a := w.join("a", nil)
+	if _, err := call[fleet.AgentListReply](w, "boss", "agent", "drain", fleet.AgentDrain{AgentID: "a"}); subjects.CodeOf(err) != subjects.CodeForbidden {
+		t.Errorf("drain by a stranger = %v", err)
+	}
+	if _, err := call[fleet.AgentListReply](w, "operator", "agent", "drain", fleet.AgentDrain{AgentID: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if c := a.told(); c.Action != fleet.ActionDrain {
+		t.Errorf("told %+v", c)
+	}
+	a.answers(func(fleet.Dispatch) any { return fleet.Ack{} }) // as an agent that drains does
+	id := w.send(dispatchJSON("x", ""))
+	bustest.Eventually(t, "the routers know", func() bool {
+		x, err := call[fleet.TaskExplanation](w, "boss", "task", "explain", fleet.TaskRef{TaskID: id})
+		return err == nil && len(x.Agents) == 1 && !x.Agents[0].Eligible
+	})
+	if v := w.view(id); v.State != fleet.StateQueued {
+		t.Errorf("state = %s while its only agent drains", v.State)
+	}
+	if _, err := call[fleet.AgentListReply](w, "operator", "agent", "resume", fleet.AgentDrain{AgentID: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	a.answers(nil)
+	bustest.Eventually(t, "the agent has the task", func() bool { return w.view(id).State == fleet.StateWorking })
+}
+
+func TestAnotherRouterTakesOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	stop := w.router("second")
+	w.router("third")
+	a := w.join("a", func(ann *fleet.Announce) { ann.Worker.MaxParallel = 5 })
+	var ids []subjects.TaskID
+	for i := range 40 {
+		ids = append(ids, w.send(dispatchJSON("x", fmt.Sprintf(`"agent":"a","alternatives":["alt-%d"]`, i%8))))
+	}
+	stop()
+	for range ids {
+		d := a.offered()
+		if _, err := a.result(d.Task.TaskID, fleet.Result{Attempt: d.Attempt, Epoch: a.epoch}); err != nil {
+			t.Errorf("result of %s: %v", d.Task.TaskID, err)
+		}
+	}
+	for _, id := range ids {
+		if v := w.outcome(id); v.State != fleet.StateDone {
+			t.Errorf("task %s is %s", id, v.State)
+		}
+		w.events(id)
+	}
+}
+
+func TestWorkThatNoRecordNamesIsRecalled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	a.mu.Lock()
+	a.holding["ghost"] = 1
+	a.mu.Unlock()
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != "ghost" || c.Reason.Code != subjects.CodeSuperseded {
+		t.Errorf("told %+v", c)
+	}
+}
+
+func TestAnOfferThatTimesOutIsRecalled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	a.answers(func(fleet.Dispatch) any { return nil })
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != id {
+		t.Errorf("told %+v", c)
+	}
+	if v := w.view(id); v.State != fleet.StateQueued || v.Attempt != 0 {
+		t.Errorf("view = %+v, want queued and no attempt counted", v)
+	}
+	a.answers(nil)
+	if d := a.offered(); d.Attempt != 1 {
+		t.Errorf("offered attempt %d", d.Attempt)
+	}
+}
+
+func TestHandedBackIsNotAnAttempt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", `"max_retries":0,"agent":"a"`))
+	a.offered()
+	if _, err := a.result(id, failed(subjects.CodeAgentBusy, true)); err != nil {
+		t.Fatal(err)
+	}
+	if d := a.offered(); d.Attempt != 2 {
+		t.Errorf("offered attempt %d, want 2", d.Attempt)
+	}
+	if _, err := a.result(id, fleet.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	if v := w.outcome(id); v.State != fleet.StateDone {
+		t.Errorf("outcome = %+v", v)
+	}
+}
+
+func TestARetryTowardsAnAgentThatIsGoneGoesToAnother(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	fail := failed(subjects.CodeAgentError, true)
+	fail.Error.RetryAfterSeconds = 2.5 // time to die in
+	if _, err := a.result(id, fail); err != nil {
+		t.Fatal(err)
+	}
+	a.stop()
+	b := w.join("b", nil)
+	if d := b.offered(); d.Task.TaskID != id {
+		t.Errorf("offered %s", d.Task.TaskID)
+	}
+	if v := w.view(id); v.Attempts[0].Level != 2 {
+		t.Errorf("the first attempt was answered by level %d, want 2", v.Attempts[0].Level)
+	}
+}
+
+func TestAlternativesThatAreGoneArePassedOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	gone := w.join("gone", nil)
+	gone.stop()
+	bustest.Eventually(t, "it is missed", func() bool {
+		x, err := call[fleet.TaskExplanation](w, "boss", "task", "explain", fleet.TaskRef{TaskID: w.send(dispatchJSON("x", `"task_id":"probe"`))})
+		return err == nil && len(x.Agents) == 1 && !x.Agents[0].Eligible
+	})
+	a := w.join("a", nil)
+	if d := a.offered(); d.Task.TaskID != "probe" {
+		t.Errorf("offered %s", d.Task.TaskID)
+	}
+	if _, err := a.result("probe", fleet.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	id := w.send(dispatchJSON("x", `"alternatives":["gone"],"max_retries":0`))
+	a.offered()
+	if _, err := a.result(id, failed(subjects.CodeAgentError, true)); err != nil {
+		t.Fatal(err)
+	}
+	b := w.join("b", nil)
+	if d := b.offered(); d.Task.TaskID != id {
+		t.Errorf("offered %s", d.Task.TaskID)
+	}
+}

@@ -1,0 +1,244 @@
+package router
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	f := fleetOf(announceOf("a", parallel(3)))
+	in := f.Get("a", "main")
+	step := func(name string, want int, do func()) {
+		t.Helper()
+		if do(); in.Used() != want {
+			t.Errorf("%s: %d slots used, want %d", name, in.Used(), want)
+		}
+	}
+	beat := func(active int, ids ...subjects.TaskID) {
+		b := &fleet.Heartbeat{ActiveTasks: active}
+		for _, id := range ids {
+			b.Holding = append(b.Holding, fleet.Holding{TaskID: id, Attempt: 1})
+		}
+		f.Beat("a", "main", b, now0)
+	}
+	step("an offer", 1, func() { f.Offer(in, +1) })
+	step("accepted", 2, func() { f.Hold("a", "main", "t1", 1) })
+	step("offer over", 1, func() { f.Offer(in, -1) })
+	step("the same by heartbeat", 1, func() { beat(1, "t1") })
+	step("another that no record names", 2, func() { beat(2, "t1", "t2") })
+	step("more by its own account", 3, func() { beat(3, "t1", "t2") })
+	step("the record lets go", 3, func() { f.Release("a", "main", "t1", now0) })
+	step("the agent has done with it", 2, func() { f.Finish("a", "main", "t1", now0) })
+	step("twice", 2, func() { f.Finish("a", "main", "t1", now0) })
+	step("held since the last heartbeat", 2, func() { f.Hold("a", "main", "t3", 1) })
+	step("and done before the next", 2, func() { f.Finish("a", "main", "t3", now0) })
+	step("and let go", 2, func() { f.Release("a", "main", "t3", now0) })
+	step("all done", 0, func() { beat(0) })
+	step("counted, not listed", 1, func() { f.Hold("a", "main", "t4", 1); beat(1) })
+	step("done, not listed", 1, func() { f.Finish("a", "main", "t4", now0) })
+	step("repeated", 1, func() { f.Finish("a", "main", "t4", now0) })
+	step("let go, not listed", 0, func() { f.Release("a", "main", "t4", now0) })
+}
+
+func TestLease(t *testing.T) {
+	t.Parallel()
+	f := NewFleet()
+	c := f.Compile(Need{})
+	at := func(s int) time.Time { return now0.Add(time.Duration(s) * time.Second) }
+	none := 0.0
+	lost := func(now time.Time) string {
+		var ids []string
+		for _, in := range f.Expire(now) {
+			ids = append(ids, string(in.Agent))
+		}
+		return strings.Join(ids, " ")
+	}
+	f.Announce(announceOf("old"), at(-3000), at(0))
+	f.Announce(announceOf("beats"), at(0), at(0))
+	f.Announce(announceOf("person", func(a *fleet.Announce) { a.HeartbeatSeconds, a.TTLSeconds = &none, 100 }), at(0), at(0))
+	f.Hold("unheard", "main", "t", 1)
+	live := func() (s string) {
+		for in := range f.All() {
+			if in.Live {
+				s += string(in.Agent) + " "
+			}
+		}
+		return s
+	}
+	if got := live(); got != "beats person " {
+		t.Errorf("live = %q", got)
+	}
+	if f.Alive("old") || !f.Alive("person") || f.Alive("nobody") {
+		t.Error("Alive is wrong")
+	}
+	f.Beat("beats", "main", &fleet.Heartbeat{}, at(20))
+	if got := lost(at(40)); got != "old unheard" && got != "unheard old" && got != "unheard" {
+		t.Errorf("lost by 40 s = %q", got)
+	}
+	if got := lost(at(49)); got != "" {
+		t.Errorf("lost by 49 s = %q", got)
+	}
+	if got := lost(at(50)); got != "beats" {
+		t.Errorf("lost by 50 s = %q", got)
+	}
+	if got := f.NextExpiry(); got.After(at(100)) {
+		t.Errorf("NextExpiry = %s", got)
+	}
+	if in, ok := f.Choose(c, Want{}, at(99)); !ok || in.Agent != "person" {
+		t.Errorf("Choose at 99 s = %+v", in)
+	}
+	if _, ok := f.Choose(c, Want{}, at(100)); ok {
+		t.Error("an announce outlived its ttl")
+	}
+	if got := lost(at(101)); got != "person" {
+		t.Errorf("lost by 101 s = %q", got)
+	}
+	if _, known := f.Beat("beats", "main", &fleet.Heartbeat{}, at(200)); !known || !f.Alive("beats") {
+		t.Error("a heartbeat did not bring it back")
+	}
+	lost(at(86400 + 300))
+	for in := range f.All() {
+		if in.Agent == "person" || in.Agent == "old" || in.Agent == "beats" {
+			t.Errorf("%s is remembered a day later", in.Agent)
+		}
+	}
+	if f.Get("unheard", "main") == nil {
+		t.Error("the holder of a task was forgotten")
+	}
+}
+
+func TestGoneUntilHeardAgain(t *testing.T) {
+	t.Parallel()
+	none := 0.0
+	f := fleetOf(announceOf("a"), announceOf("p", func(a *fleet.Announce) { a.HeartbeatSeconds = &none }))
+	a, p := f.Get("a", "main"), f.Get("p", "main")
+	f.Gone("a", "main")
+	f.Gone("p", "main")
+	f.Announce(announceOf("a"), a.LastSeen, now0) // the announce is read again
+	if a.Live || p.Live {
+		t.Error("live though nobody answered")
+	}
+	f.Beat("a", "main", &fleet.Heartbeat{}, now0.Add(time.Second))
+	f.Expire(now0.Add(time.Second))
+	if !a.Live || p.Live {
+		t.Errorf("after a heartbeat of a: live %t %t", a.Live, p.Live)
+	}
+	if f.Expire(now0.Add(30 * time.Second)); !p.Live {
+		t.Error("who sends no heartbeats is never asked again")
+	}
+	f.Gone("a", "main")
+	f.Hold("a", "main", "t", 1)
+	if got := f.Expire(now0.Add(31 * time.Second)); len(got) != 1 || got[0] != a {
+		t.Errorf("lost = %v, want a: it stays gone", got)
+	}
+}
+
+func TestEpochs(t *testing.T) {
+	t.Parallel()
+	epoch := func(n int64) func(*fleet.Announce) {
+		return func(a *fleet.Announce) { a.Worker.Epoch = n }
+	}
+	f := fleetOf(announceOf("a", epoch(5)))
+	in := f.Get("a", "main")
+	f.Beat("a", "main", &fleet.Heartbeat{Epoch: 5, ActiveTasks: 1, Holding: []fleet.Holding{{TaskID: "t", Attempt: 1}}}, now0)
+	if f.Beat("a", "main", &fleet.Heartbeat{Epoch: 4}, now0); in.Active != 1 {
+		t.Error("an earlier epoch's heartbeat was taken")
+	}
+	if _, changed := f.Announce(announceOf("a", epoch(4), tier("opus")), now0, now0); changed || in.Announce.Worker.ModelTier != "sonnet" {
+		t.Error("an earlier epoch's announce was taken")
+	}
+	if _, changed := f.Announce(announceOf("a", epoch(6)), now0, now0); !changed || in.Epoch != 6 || len(in.Holding) != 0 || in.Active != 0 {
+		t.Errorf("after a restart: %+v", in)
+	}
+	f.Beat("a", "main", &fleet.Heartbeat{Epoch: 7}, now0)
+	if in.Epoch != 7 {
+		t.Errorf("epoch = %d, want 7", in.Epoch)
+	}
+	if _, changed := f.Announce(announceOf("a", epoch(7)), now0, now0); !changed {
+		t.Error("the announce of the new epoch changed nothing")
+	}
+	if _, changed := f.Announce(announceOf("a", epoch(7)), now0.Add(time.Second), now0.Add(time.Second)); changed {
+		t.Error("the same announce again changed something")
+	}
+}
+
+// A heartbeat is newer than an announce that was stored before it, whichever
+// the router reads first.
+func TestHeartbeatBeforeAnnounce(t *testing.T) {
+	t.Parallel()
+	f := NewFleet()
+	b := &fleet.Heartbeat{ActiveTasks: 2, MCPHealth: fleet.MCPHealth{"git": fleet.HealthError, "new": fleet.HealthOK}}
+	in, known := f.Beat("a", "main", b, now0)
+	if known || in.Announce != nil || !in.Live {
+		t.Errorf("first heartbeat: known %t, %+v", known, in)
+	}
+	if f.CanNow(f.Compile(Need{}), in, now0) {
+		t.Error("an instance without announce is offered tasks")
+	}
+	old := announceOf("a")
+	f.Announce(old, now0.Add(-time.Minute), now0)
+	want := fleet.MCPHealth{"git": fleet.HealthError, "new": fleet.HealthOK, "trek": fleet.HealthTimeout}
+	if diff := cmp.Diff(want, in.Announce.MCPHealth); diff != "" || in.Active != 2 {
+		t.Errorf("active %d, health (-want +got):\n%s", in.Active, diff)
+	}
+	if old.MCPHealth["git"] != fleet.HealthOK {
+		t.Error("the caller's announce was changed")
+	}
+	f.Announce(announceOf("a"), now0.Add(time.Second), now0.Add(time.Second))
+	if in.Announce.MCPHealth["git"] != fleet.HealthOK || in.Active != 0 {
+		t.Errorf("a newer announce does not count: %+v", in)
+	}
+}
+
+func TestDrainAndCoolAllInstances(t *testing.T) {
+	t.Parallel()
+	f := NewFleet()
+	c := f.Compile(Need{})
+	f.Drain("a", true, "ops")
+	for i := range 3 {
+		f.Announce(announceOf("a", func(a *fleet.Announce) { a.Worker.InstanceID = subjects.InstanceID(fmt.Sprint("i", i)) }), now0, now0)
+	}
+	if _, ok := f.Choose(c, Want{}, now0); ok {
+		t.Error("a drained agent was chosen")
+	}
+	g := f.Generation()
+	f.Drain("a", false, "")
+	f.Cool("a", now0.Add(time.Minute))
+	if _, ok := f.Choose(c, Want{}, now0.Add(10*time.Second)); ok || f.Generation() == g {
+		t.Error("a cooling agent was chosen, or the generation is the same")
+	}
+	if in := f.Get("a", "i1"); in.CoolUntil() == nil || in.DrainedBy() != "" {
+		t.Errorf("cool until %v, drained by %q", in.CoolUntil(), in.DrainedBy())
+	}
+	f.Cool("a", now0.Add(20*time.Second))
+	f.Cool("a", now0.Add(25*time.Second))
+	g = f.Generation()
+	n := 0
+	for range f.Of("a") {
+		n++
+	}
+	if _, ok := f.Choose(c, Want{}, now0.Add(25*time.Second)); !ok || f.Generation() == g || n != 3 {
+		t.Error("the agent does not come back after its cool-down")
+	}
+}
+
+func TestBusyEndsWithNews(t *testing.T) {
+	t.Parallel()
+	f := fleetOf(announceOf("a"))
+	in, c := f.Get("a", "main"), f.Compile(Need{})
+	f.Busy(in, now0.Add(time.Minute))
+	if f.Beat("a", "main", &fleet.Heartbeat{}, now0); f.CanNow(c, in, now0) {
+		t.Error("a heartbeat without news ended it")
+	}
+	if f.Beat("a", "main", &fleet.Heartbeat{ActiveTasks: 1}, now0); !f.CanNow(c, in, now0) {
+		t.Error("a heartbeat with news did not end it")
+	}
+}

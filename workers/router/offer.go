@@ -1,0 +1,316 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"parley/bus"
+	"parley/bus/crash"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// offer hands a queued task to an instance: the handshake. Nothing is spent
+// unless the agent accepts and the record says that it holds the task.
+func (w *Worker) offer(ctx context.Context, o offer) {
+	in := instanceKey{o.in.Agent, o.in.ID}
+	defer w.with(func(c *core, now time.Time) { c.offered(o.task, o.in, now) })
+	cur, err := w.latest(ctx, o.task)
+	if err != nil {
+		w.log.Warn("read a task to offer it", slog.String("task_id", string(o.task)), slog.Any("error", err))
+		return
+	}
+	if now := time.Now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) {
+		return
+	}
+	dispatch, err := w.dispatchOf(ctx, cur)
+	if err != nil {
+		w.log.Warn("read a dispatch to offer it", slog.String("task_id", string(o.task)), slog.Any("error", err))
+		return
+	}
+	crash.Point("before_offer")
+	ask, cancel := context.WithTimeout(ctx, offerTimeout)
+	defer cancel()
+	reply, err := w.bus.Request(ask, subjects.Offer(in.agent, in.instance), offerPayload(cur.ev, dispatch), nil)
+	switch {
+	case errors.Is(err, bus.ErrNoResponders):
+		w.with(func(c *core, _ time.Time) { c.fleet.Gone(in.agent, in.instance) })
+		return
+	case err != nil:
+		// It may have accepted: the answer was lost, or is late.
+		w.with(func(c *core, _ time.Time) { c.fleet.Gone(in.agent, in.instance) })
+		w.recall(ctx, recall{in, o.task, cur.ev.Attempt + 1, subjects.CodeSuperseded})
+		return
+	}
+	crash.Point("after_offer")
+	w.replied(ctx, cur, o, reply.Data)
+}
+
+// offerPayload is the stored dispatch with what only an offer carries put in
+// front; the rest is passed on as it came.
+func offerPayload(ev *fleet.Event, dispatch json.RawMessage) []byte {
+	head := struct {
+		From    subjects.AgentID `json:"from"`
+		Attempt int              `json:"attempt"`
+		Tried   []fleet.Tried    `json:"tried,omitempty"`
+	}{From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev)}
+	b := fleet.MustEncode(head)
+	b[len(b)-1] = ','
+	return append(b, dispatch[1:]...)
+}
+
+// tried tells the next agent what was tried before.
+func tried(ev *fleet.Event) []fleet.Tried {
+	var out []fleet.Tried
+	for _, a := range ev.Facts.Attempts {
+		out = append(out, fleet.Tried{AgentID: a.AgentID, Code: a.Code, Message: clip(a.Message, 500)})
+	}
+	return out
+}
+
+// replied acts on what the agent answered to an offer.
+func (w *Worker) replied(ctx context.Context, cur *view, o offer, data []byte) {
+	in := o.in
+	h := holder{in.Agent, in.ID, o.epoch}
+	if ack, err := fleet.DecodeAck(data); err == nil {
+		if ack.Accepted {
+			if ack.Epoch != 0 {
+				h.epoch = ack.Epoch
+			}
+			w.accepted(ctx, cur, h)
+			return
+		}
+		if ack.Reason == nil || ack.Reason.Code == subjects.CodeAgentBusy {
+			w.with(func(c *core, now time.Time) { c.busy(in, now.Add(busyFor(ack.RetryAfterSeconds))) })
+			return
+		}
+		w.refused(ctx, cur, failure{
+			code: ack.Reason.Code, message: ack.Reason.Message, refused: &h,
+			retryAfter: seconds(ack.RetryAfterSeconds),
+		})
+		return
+	}
+	r, err := fleet.DecodeResult(data)
+	if err != nil {
+		w.refused(ctx, cur, failure{
+			code: subjects.CodeAgentError, refused: &h,
+			message: "the reply to the offer is neither HANDSHAKE_ACK nor TASK_RESULT: " + err.Error(),
+		})
+		return
+	}
+	f := failureOf(r)
+	f.refused, f.result = &h, nil
+	if f.code == subjects.CodeAgentBusy {
+		w.with(func(c *core, now time.Time) { c.busy(in, now.Add(busyFor(f.retryAfter.Seconds()))) })
+		return
+	}
+	w.refused(ctx, cur, f)
+}
+
+// busyFor is how long an instance that said agent_busy is not asked again,
+// unless it says something new before.
+func busyFor(asked float64) time.Duration {
+	if asked > 0 {
+		return min(seconds(asked), time.Minute)
+	}
+	return time.Second
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// accepted records who holds the task now. Until it is stored the agent's work
+// counts for nothing; if another writer was faster, the agent is told to drop it.
+func (w *Worker) accepted(ctx context.Context, cur *view, h holder) {
+	crash.Point("after_accept")
+	n := working(cur.ev, h, time.Now().UTC())
+	err := w.store(ctx, cur, n)
+	if err == nil {
+		return
+	}
+	if errors.Is(err, bus.ErrConflict) {
+		now, rerr := w.reread(ctx, cur.ev.TaskID)
+		if rerr == nil && held(now.ev) && holderOf(now.ev) == h {
+			return // another router has given the same instance the same task
+		}
+		w.log.Debug("another writer was faster", slog.String("task_id", string(cur.ev.TaskID)), slog.Any("error", rerr))
+	} else {
+		w.log.Warn("record an accepted offer", slog.String("task_id", string(cur.ev.TaskID)), slog.String("agent_id", string(h.agent)), slog.Any("error", err))
+	}
+	w.recall(ctx, recall{instanceKey{h.agent, h.instance}, cur.ev.TaskID, n.Attempt, subjects.CodeSuperseded})
+}
+
+// refused records that an agent refused an offer before a token was spent.
+func (w *Worker) refused(ctx context.Context, cur *view, f failure) {
+	id, seq := cur.ev.TaskID, cur.ev.Seq
+	_, err := w.change(ctx, id, func(v *view) (*fleet.Event, error) {
+		if v.ev.State != fleet.StateQueued || v.ev.Seq != seq {
+			return nil, nil
+		}
+		return w.fail(ctx, v, f), nil
+	})
+	if err != nil {
+		w.log.Warn("record a refused offer", slog.String("task_id", string(id)), slog.Any("error", err))
+	}
+}
+
+// timeOut ends what has lasted too long: the task, or the attempt.
+func (w *Worker) timeOut(ctx context.Context, t timedOut) {
+	w.end(ctx, t.task, func(v *view) *fleet.Event {
+		now := time.Now().UTC()
+		switch ends := v.ev.Facts.AttemptEnds; {
+		case !v.ev.Facts.Deadline.After(now):
+			return expired(v.ev, now)
+		case ends != nil && !ends.After(now) && held(v.ev):
+			return w.fail(ctx, v, failure{
+				code: subjects.CodeAgentTimeout, retryable: true,
+				message: "no result within " + seconds(v.ev.Facts.Timeout).String(),
+			})
+		}
+		return nil
+	})
+}
+
+// lose ends an attempt whose agent is gone.
+func (w *Worker) lose(ctx context.Context, l lost) {
+	w.end(ctx, l.task, func(v *view) *fleet.Event {
+		if !held(v.ev) || holderOf(v.ev) != l.from {
+			return nil
+		}
+		return w.fail(ctx, v, failure{code: subjects.CodeAgentLost, message: l.why})
+	})
+}
+
+// end applies decide, and recalls the task from whoever held it before.
+func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view) *fleet.Event) {
+	var before *fleet.Event
+	n, err := w.change(ctx, id, func(v *view) (*fleet.Event, error) {
+		if v.ev.State.Terminal() {
+			return nil, nil
+		}
+		before = v.ev
+		return decide(v), nil
+	})
+	if err != nil {
+		if !errors.Is(err, errNoTask) {
+			w.log.Warn("record the end of an attempt", slog.String("task_id", string(id)), slog.Any("error", err))
+		}
+		return
+	}
+	if before != nil && n != before && held(before) && !held(n) {
+		code := subjects.CodeSuperseded
+		if n.Reason != nil {
+			code = n.Reason.Code
+		}
+		w.recall(ctx, recall{instanceKey{before.AgentID, before.InstanceID}, id, before.Attempt, code})
+	}
+}
+
+// giveUp ends a task that nobody could ever do, as its policy says.
+func (w *Worker) giveUp(ctx context.Context, h hopeless) {
+	_, err := w.change(ctx, h.task, func(v *view) (*fleet.Event, error) {
+		if v.ev.State != fleet.StateQueued {
+			return nil, nil
+		}
+		if err := w.hearAnnounces(ctx, v.ev.Time); err != nil {
+			return nil, err
+		}
+		w.mu.Lock()
+		why, still := w.core.hopelessNow(v.ev)
+		set := w.core.set
+		w.mu.Unlock()
+		if !still {
+			return nil, nil
+		}
+		n, _ := nobody(v.ev, why, set, time.Now().UTC())
+		return n, nil
+	})
+	if err != nil {
+		w.log.Warn("record that nobody can do a task", slog.String("task_id", string(h.task)), slog.Any("error", err))
+		w.with(func(c *core, _ time.Time) { c.askAgain(h.task) })
+	}
+}
+
+// hearAnnounces waits until every announce that was stored before since has been
+// taken in: who announced before the dispatch is never overlooked.
+func (w *Worker) hearAnnounces(ctx context.Context, since time.Time) error {
+	if w.heardAt.Load() > since.UnixNano() {
+		return nil
+	}
+	now := time.Now().UnixNano()
+	st, err := w.bus.StreamState(ctx, subjects.StreamAnnounce)
+	if err != nil {
+		return unavailable(err)
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for w.announced.Load() < st.LastSeq {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return unavailable(ctx.Err())
+		}
+	}
+	w.heardAt.Store(now)
+	return nil
+}
+
+// forsake gives a task to others if none of those lives that alone may do it.
+func (w *Worker) forsake(ctx context.Context, s stranded) {
+	_, err := w.change(ctx, s.task, func(v *view) (*fleet.Event, error) {
+		w.mu.Lock()
+		lives := slices.ContainsFunc(need(v.ev).Only, w.core.fleet.Alive)
+		set := w.core.set
+		w.mu.Unlock()
+		if v.ev.State != fleet.StateQueued || lives {
+			return nil, nil
+		}
+		n, _ := forsaken(v.ev, set, time.Now().UTC())
+		return n, nil
+	})
+	if err != nil && !errors.Is(err, errNoTask) {
+		w.log.Warn("give a stranded task to others", slog.String("task_id", string(s.task)), slog.Any("error", err))
+	}
+}
+
+// recall tells an instance to drop a task. What it does not hear now it is told
+// again on every heartbeat that names the task.
+func (w *Worker) recall(ctx context.Context, r recall) {
+	m := fleet.Control{
+		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
+		Action: fleet.ActionCancel, TaskID: r.task, Attempt: r.attempt, Reason: &fleet.Reason{Code: r.why},
+	}
+	w.control(ctx, r.to, &m)
+}
+
+// tell gives the agent the answer to its question, until it has taken it.
+func (w *Worker) tell(ctx context.Context, t tell) {
+	a := t.ev.Facts.Answer
+	if a == nil || !held(t.ev) {
+		return
+	}
+	m := fleet.Control{
+		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
+		Action: fleet.ActionInput, TaskID: t.task, QuestionID: a.QuestionID, Text: a.Text, Parts: a.Parts,
+	}
+	if w.control(ctx, instanceKey{t.ev.AgentID, t.ev.InstanceID}, &m) {
+		w.with(func(c *core, _ time.Time) { c.answerTaken(t.task, a.QuestionID) })
+	}
+}
+
+// control sends m and reports whether the instance took it.
+func (w *Worker) control(ctx context.Context, to instanceKey, m *fleet.Control) bool {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	reply, err := w.bus.RequestUntil(ctx, subjects.Control(to.agent, to.instance), fleet.MustEncode(m), nil, time.Second,
+		func(bus.Msg) bool { return false })
+	if err != nil {
+		w.log.Debug("control an agent", slog.String("agent_id", string(to.agent)), slog.String("action", m.Action), slog.String("task_id", string(m.TaskID)), slog.Any("error", err))
+		return false
+	}
+	r, err := fleet.DecodeControlReply(reply.Data)
+	return err == nil && r.OK
+}

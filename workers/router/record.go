@@ -1,0 +1,458 @@
+package router
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"time"
+
+	"parley/escalation"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// This file decides what the next record of a task is. It reads no clock and
+// does no I/O: a record and what happened go in, the next record comes out.
+
+// settings are what the fleet as a whole says about failures.
+type settings struct {
+	backoff escalation.Backoff
+	human   bool // a human contact is configured
+}
+
+// queued is record 1 of a dispatch that is valid and accepted at now. payload
+// is the dispatch as it is stored and offered.
+func queued(d *fleet.Dispatch, from subjects.AgentID, payload json.RawMessage, hash string, now time.Time) (*fleet.Event, error) {
+	deadline, err := d.DeadlineAt(now)
+	if err != nil {
+		return nil, err
+	}
+	t := &d.Task
+	retries := fleet.DefaultMaxRetries
+	if t.MaxRetries != nil {
+		retries = *t.MaxRetries
+	}
+	timeout := t.TimeoutSeconds
+	if timeout == 0 {
+		timeout = fleet.DefaultTimeout.Seconds()
+	}
+	priority := t.Priority
+	if priority == "" {
+		priority = fleet.Normal
+	}
+	return &fleet.Event{
+		Header: fleet.Header{Type: fleet.TypeEvent, ProtocolVersion: fleet.Version},
+		TaskID: t.TaskID, Seq: 1, Kind: fleet.KindQueued, State: fleet.StateQueued, Time: now,
+		Data: fleet.Data{Dispatch: payload},
+		Facts: fleet.Facts{
+			From: from, Created: now, Deadline: deadline, Priority: priority,
+			Requirements: d.Requirements,
+			Policy: fleet.Policy{
+				MaxRetries: retries, Agent: t.Agent, Alternatives: t.Alternatives,
+				OnBlocked: t.OnBlocked, Escalate: t.Escalate,
+			},
+			Timeout: timeout, TokenBudget: t.TokenBudget, ReplySchema: t.ReplySchema,
+			HasSchema: len(t.ResultSchema) > 0 && string(t.ResultSchema) != "null",
+			SessionID: t.SessionID, RunID: t.RunID, PayloadHash: hash,
+		},
+	}, nil
+}
+
+// refused is the only record of a dispatch that came by the raw door and
+// cannot be done as it stands.
+func refused(id subjects.TaskID, from subjects.AgentID, why *subjects.Error, now time.Time) *fleet.Event {
+	e := &fleet.Event{
+		Header: fleet.Header{Type: fleet.TypeEvent, ProtocolVersion: fleet.Version},
+		TaskID: id,
+		Facts:  fleet.Facts{From: from, Created: now, Deadline: now, Priority: fleet.Normal},
+	}
+	message := why.Message
+	if why.Pointer != "" {
+		message += " at " + why.Pointer
+	}
+	if why.Remedy != "" {
+		message += "; " + why.Remedy
+	}
+	return ended(e, escalation.GiveUp{State: fleet.StateError, Code: why.Code, Message: message}, nil, now)
+}
+
+// next begins the record after e.
+func next(e *fleet.Event, kind string, state fleet.State, now time.Time) *fleet.Event {
+	n := *e
+	n.Seq++
+	n.Kind, n.State, n.Time = kind, state, now
+	n.Reason, n.Data, n.WriteID, n.Unknown = nil, fleet.Data{}, "", nil
+	return &n
+}
+
+// holder is who has a task in hand.
+type holder struct {
+	agent    subjects.AgentID
+	instance subjects.InstanceID
+	epoch    int64
+}
+
+func holderOf(e *fleet.Event) holder { return holder{e.AgentID, e.InstanceID, e.Epoch} }
+
+// held reports whether somebody has the task in hand.
+func held(e *fleet.Event) bool {
+	return e.State == fleet.StateWorking ||
+		e.State == fleet.StateInputRequired && e.Facts.Await == fleet.AwaitAgentQuestion
+}
+
+// working is the record that says who holds the task from now on.
+func working(e *fleet.Event, h holder, now time.Time) *fleet.Event {
+	n := next(e, fleet.KindWorking, fleet.StateWorking, now)
+	n.Attempt++
+	n.AgentID, n.InstanceID, n.Epoch = h.agent, h.instance, h.epoch
+	n.Facts.NotBefore = nil
+	n.Facts.Answer = nil
+	ends := now.Add(time.Duration(e.Facts.Timeout * float64(time.Second)))
+	n.Facts.AttemptEnds = &ends
+	return n
+}
+
+// failure is how an attempt went wrong.
+type failure struct {
+	code       subjects.Code
+	message    string
+	retryable  bool
+	retryAfter time.Duration
+	tokens     int64
+	result     json.RawMessage // what the agent said, if it did
+	refused    *holder         // set when the agent refused the offer: no record names it
+	gone       bool            // its agent is not live any more
+}
+
+// failed asks the ladder what a failed attempt leads to.
+func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Event, escalation.Action) {
+	h, attempt := holderOf(e), e.Attempt
+	if f.refused != nil {
+		h, attempt = *f.refused, e.Attempt+1
+	}
+	n := *e
+	n.Attempt = attempt
+	n.Facts.TokensSpent += f.tokens
+	n.Facts.Attempts = append(slices.Clip(e.Facts.Attempts), fleet.Attempt{
+		Attempt: attempt, AgentID: h.agent, InstanceID: h.instance, Epoch: h.epoch,
+		Ended: now, Code: f.code, Message: clip(f.message, 2000), Retryable: f.retryable, Tokens: f.tokens,
+	})
+	s := ladder(&n, set)
+	s.Gone, s.RetryAfter = f.gone, f.retryAfter
+	return climb(&n, s, set, f.result, now)
+}
+
+// nobody asks the ladder what becomes of a queued task that no agent kept could
+// ever do. It returns nil while the task goes on waiting.
+func nobody(e *fleet.Event, why []fleet.Reason, set settings, now time.Time) (*fleet.Event, escalation.Action) {
+	n := *e
+	s := ladder(&n, set)
+	s.Nobody = why
+	r, a := climb(&n, s, set, nil, now)
+	if _, ok := a.(escalation.Wait); ok {
+		return nil, a
+	}
+	return r, a
+}
+
+// forsaken asks the ladder what becomes of a queued task of which none of those
+// lives that alone may do it. It returns nil while the task goes on waiting.
+func forsaken(e *fleet.Event, set settings, now time.Time) (*fleet.Event, escalation.Action) {
+	n := *e
+	s := ladder(&n, set)
+	k := len(s.Attempts)
+	switch {
+	case k > 0 && s.Attempts[k-1].Level == 1:
+		s.Gone = true // it was to try again
+	case k > 0 && s.Policy.Agent == "":
+		s.Nobody = []fleet.Reason{{Code: subjects.CodeAgentLost, Message: "it is gone"}}
+	default:
+		return nil, nil
+	}
+	return climb(&n, s, set, nil, now)
+}
+
+func ladder(e *fleet.Event, set settings) escalation.State {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(e.TaskID))
+	return escalation.State{
+		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: e.Facts.Deadline,
+		TokenBudget: e.Facts.TokenBudget, TokensSpent: e.Facts.TokensSpent,
+		HumanContact: set.human, Seed: h.Sum64(), Backoff: set.backoff,
+	}
+}
+
+// climb turns the ladder's answer into the next record of e.
+func climb(e *fleet.Event, s escalation.State, set settings, result json.RawMessage, now time.Time) (*fleet.Event, escalation.Action) {
+	s, action := escalation.Next(s, now)
+	if ask, ok := action.(escalation.AskHuman); ok && !set.human {
+		action = ask.End() // nobody is there to answer
+	}
+	e.Facts.Attempts = s.Attempts
+	var reason *fleet.Reason
+	if k := len(s.Attempts); k > 0 {
+		reason = &fleet.Reason{Code: s.Attempts[k-1].Code, Message: s.Attempts[k-1].Message}
+	}
+	back := func(kind string) *fleet.Event {
+		n := next(e, kind, fleet.StateQueued, now)
+		letGo(n)
+		n.Reason, n.Data.Result = reason, result
+		return n
+	}
+	switch a := action.(type) {
+	case escalation.Retry:
+		n := back(fleet.KindRetry)
+		at := a.At
+		n.Facts.NotBefore = &at
+		return n, action
+	case escalation.Reassign:
+		return back(fleet.KindReroute), action
+	case escalation.Wait:
+		return back(fleet.KindReroute), action
+	case escalation.Return:
+		return back(fleet.KindReturned), action
+	case escalation.AskHuman:
+		n := next(e, fleet.KindHuman, fleet.StateInputRequired, now)
+		letGo(n)
+		n.Facts.Await = fleet.AwaitHuman
+		n.Reason, n.Data.Result = &fleet.Reason{Code: a.Code, Message: a.Message}, result
+		return n, action
+	case escalation.GiveUp:
+		return ended(e, a, result, now), action
+	case escalation.Expire:
+		return expired(e, now), action
+	}
+	panic(fmt.Sprintf("router: unknown action %T", action))
+}
+
+// letGo takes the task out of its holder's hands.
+func letGo(n *fleet.Event) {
+	n.AgentID, n.InstanceID, n.Epoch = "", "", 0
+	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
+	n.Facts.ClockLeft, n.Facts.Await = 0, ""
+	n.Facts.Question, n.Facts.Answer = nil, nil
+}
+
+// done is the outcome of a task whose result counts.
+func done(e *fleet.Event, r *fleet.Result, now time.Time) *fleet.Event {
+	state := fleet.StateDone
+	if r.Status == fleet.StatusPartial {
+		state = fleet.StatePartial
+	}
+	n := outcome(e, state, now)
+	n.Facts.TokensSpent += r.TokensSpent
+	res := *r
+	sign(&res, n)
+	n.Data.Result = fleet.MustEncode(&res)
+	return n
+}
+
+// ended is the outcome of a task that did not get done. result is the last
+// attempt's TASK_RESULT, if there is one: it becomes the task's.
+func ended(e *fleet.Event, why escalation.GiveUp, result json.RawMessage, now time.Time) *fleet.Event {
+	state, code, message := why.State, why.Code, why.Message
+	n := outcome(e, state, now)
+	n.Reason = &fleet.Reason{Code: code, Message: clip(message, 4000)}
+	res := &fleet.Result{}
+	if len(result) > 0 {
+		if r, err := fleet.DecodeResult(result); err == nil {
+			res = r
+		}
+	}
+	res.Status = fleet.StatusError
+	if state == fleet.StateBlocked {
+		res.Status = fleet.StatusBlocked
+		res.BlockedReason = &message
+	}
+	if res.Error == nil || state != fleet.StateBlocked {
+		res.Error = &fleet.ResultError{Code: code, Message: message}
+	}
+	res.Error.Retryable = false
+	sign(res, n)
+	n.Data.Result = fleet.MustEncode(res)
+	return n
+}
+
+func outcome(e *fleet.Event, state fleet.State, now time.Time) *fleet.Event {
+	n := next(e, fleet.KindOutcome, state, now)
+	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
+	n.Facts.ClockLeft, n.Facts.Await = 0, ""
+	n.Facts.Question = nil // the answer stays: whoever gave it may ask again whether it was taken
+	return n
+}
+
+// sign fills in what the fleet knows better than the agent.
+func sign(r *fleet.Result, n *fleet.Event) {
+	r.Header = fleet.Header{Type: fleet.TypeResult, ProtocolVersion: fleet.Version}
+	r.TaskID, r.State = n.TaskID, n.State
+	r.TokensSpent = n.Facts.TokensSpent
+	r.Attempt, r.AgentID, r.InstanceID, r.Epoch = n.Attempt, n.AgentID, n.InstanceID, n.Epoch
+	if r.NextSteps == nil {
+		r.NextSteps = []string{}
+	}
+}
+
+func canceled(e *fleet.Event, by subjects.AgentID, why string, now time.Time) *fleet.Event {
+	message := fmt.Sprintf("canceled by %s", by)
+	if why != "" {
+		message += ": " + clip(why, 1000)
+	}
+	return ended(e, escalation.GiveUp{State: fleet.StateCanceled, Code: subjects.CodeCanceled, Message: message}, nil, now)
+}
+
+func expired(e *fleet.Event, now time.Time) *fleet.Event {
+	message := "the deadline " + e.Facts.Deadline.Format(time.RFC3339) + " passed"
+	if k := len(e.Facts.Attempts); k > 0 {
+		last := e.Facts.Attempts[k-1]
+		message += fmt.Sprintf("; the last attempt, by %s, ended with %s: %s", last.AgentID, last.Code, last.Message)
+	} else if e.Attempt == 0 {
+		message += " before an agent took the task"
+	}
+	return ended(e, escalation.GiveUp{State: fleet.StateExpired, Code: subjects.CodeDeadlineExceeded, Message: message}, nil, now)
+}
+
+// asked is the record of a question: the holder and its lease stay, the clock
+// of the attempt stops.
+func asked(e *fleet.Event, q *fleet.Question, now time.Time) *fleet.Event {
+	n := next(e, fleet.KindQuestion, fleet.StateInputRequired, now)
+	n.Facts.Await = fleet.AwaitAgentQuestion
+	n.Facts.Question, n.Data.Question = q, q
+	if ends := e.Facts.AttemptEnds; ends != nil {
+		n.Facts.ClockLeft = max(1, ends.Sub(now).Seconds())
+	}
+	n.Facts.AttemptEnds = nil
+	return n
+}
+
+// answered is the record of an answer: the clock of the attempt runs again.
+func answered(e *fleet.Event, a *fleet.Answer, now time.Time) *fleet.Event {
+	n := next(e, fleet.KindAnswer, fleet.StateWorking, now)
+	ends := now.Add(time.Duration(e.Facts.ClockLeft * float64(time.Second)))
+	n.Facts.AttemptEnds, n.Facts.ClockLeft = &ends, 0
+	n.Facts.Await, n.Facts.Question = "", nil
+	n.Facts.Answer, n.Data.Answer = a, a
+	return n
+}
+
+// published is the record of a piece of output; nothing else changes.
+func published(e *fleet.Event, a *fleet.Artifact, now time.Time) *fleet.Event {
+	n := next(e, fleet.KindArtifact, e.State, now)
+	n.Data.Artifact = a
+	return n
+}
+
+// reported reports whether the attempt that e ends was ended by its agent's own
+// word, so that the agent holds the task no longer.
+func reported(e *fleet.Event) bool {
+	switch e.State {
+	case fleet.StateDone, fleet.StatePartial:
+		return true
+	case fleet.StateCanceled, fleet.StateExpired:
+		return false
+	case fleet.StateQueued, fleet.StateError, fleet.StateBlocked, fleet.StateInputRequired, fleet.StateWorking:
+	}
+	if len(e.Facts.Attempts) == 0 {
+		return false
+	}
+	code := e.Facts.Attempts[len(e.Facts.Attempts)-1].Code
+	return code != subjects.CodeAgentLost && code != subjects.CodeAgentTimeout
+}
+
+// standing says what a message of an attempt means against the record.
+type standing int
+
+const (
+	counts    standing = iota // it is from the holder
+	countsOld                 // from a past holder, and nobody else has taken the task over
+	repeated                  // from whoever's result already became the outcome
+	behind                    // it knows of an attempt that the record does not: read again
+	late                      // anything else
+)
+
+// claim is what an agent says of itself when it reports on a task. Zero values
+// are unsaid: a person at a terminal need not know them.
+type claim struct {
+	agent    subjects.AgentID
+	instance subjects.InstanceID
+	epoch    int64
+	attempt  int
+}
+
+func (c claim) is(h holder, attempt int) bool {
+	return c.agent == h.agent &&
+		(c.instance == "" || c.instance == h.instance) &&
+		(c.epoch == 0 || h.epoch == 0 || c.epoch == h.epoch) &&
+		(c.attempt == 0 || c.attempt == attempt)
+}
+
+// stand judges c against the record e.
+func stand(e *fleet.Event, c claim) standing {
+	mine := c.is(holderOf(e), e.Attempt)
+	switch {
+	case e.State.Terminal() && mine && e.AgentID != "":
+		return repeated
+	case e.State.Terminal():
+		return late
+	case held(e) && mine:
+		return counts
+	case c.attempt > e.Attempt, c.attempt == 0 && e.State == fleet.StateQueued && !past(e, c):
+		return behind
+	case e.State == fleet.StateQueued && past(e, c):
+		return countsOld
+	}
+	return late
+}
+
+// past reports whether c held the task before, and nobody has since.
+func past(e *fleet.Event, c claim) bool {
+	if e.Attempt == 0 || len(e.Facts.Attempts) == 0 {
+		return false
+	}
+	a := e.Facts.Attempts[len(e.Facts.Attempts)-1]
+	return a.Attempt == e.Attempt && c.is(holder{a.AgentID, a.InstanceID, a.Epoch}, a.Attempt)
+}
+
+// need is who may do the task from here on: the key of its class.
+func need(e *fleet.Event) Need {
+	return Need{
+		Requirements: e.Facts.Requirements,
+		Only:         escalation.Only(e.Facts.Policy, e.Facts.Attempts),
+		Exclude:      escalation.Excluded(e.Facts.Attempts),
+	}
+}
+
+// dueAt is when something must be done about e, whatever else happens.
+func dueAt(e *fleet.Event) time.Time {
+	due := e.Facts.Deadline
+	for _, t := range []*time.Time{e.Facts.AttemptEnds, e.Facts.NotBefore} {
+		if t != nil && t.Before(due) {
+			due = *t
+		}
+	}
+	return due
+}
+
+// ttl is how long the stream keeps the record e. The outcome goes last, so that
+// no earlier record is ever the latest again.
+func ttl(e *fleet.Event) time.Duration {
+	const keep = 24 * time.Hour
+	if e.State.Terminal() {
+		end := e.Time
+		if e.Facts.Deadline.After(end) {
+			end = e.Facts.Deadline
+		}
+		return end.Sub(e.Time) + keep + time.Minute
+	}
+	return max(e.Facts.Deadline.Sub(e.Time), 0) + keep
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && s[n]&0xC0 == 0x80 {
+		n--
+	}
+	return s[:n] + "…"
+}

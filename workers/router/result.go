@@ -1,0 +1,361 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/bus/crash"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// errBehind says that an agent knows of an attempt that the record does not
+// name yet.
+var errBehind = errors.New("the record is behind what the agent says")
+
+// onResult takes in TASK_RESULT, or prose that contains one.
+func (w *Worker) onResult(ctx context.Context, m bus.Msg) {
+	w.report(m, subjects.ResultPattern, func(c claim, task subjects.TaskID) (*fleet.Event, error) {
+		r, err := fleet.ReadResult(m.Data)
+		if err != nil {
+			return nil, err
+		}
+		if err := sameSender(c.agent, task, r.AgentID, r.TaskID); err != nil {
+			return nil, err
+		}
+		c.instance, c.epoch, c.attempt = r.InstanceID, r.Epoch, r.Attempt
+		crash.Point("after_result")
+		return w.result(ctx, task, c, r)
+	})
+}
+
+// onProgress takes in TASK_PROGRESS: artifacts and questions become records,
+// the rest has been heard live by whoever wanted to.
+func (w *Worker) onProgress(ctx context.Context, m bus.Msg) {
+	w.report(m, subjects.ProgressPattern, func(c claim, task subjects.TaskID) (*fleet.Event, error) {
+		p, err := fleet.DecodeProgress(m.Data)
+		if err != nil {
+			return nil, err
+		}
+		if err := sameSender(c.agent, task, "", p.TaskID); err != nil {
+			return nil, err
+		}
+		c.epoch, c.attempt = p.Epoch, p.Attempt
+		if p.Artifact == nil && p.Question == nil {
+			if m.Reply == "" {
+				return nil, nil
+			}
+			v, err := w.latest(ctx, task)
+			if err != nil {
+				return nil, err
+			}
+			return v.ev, nil
+		}
+		return w.progress(ctx, task, c, p)
+	})
+}
+
+// sameSender refuses a payload that speaks for somebody or something else than
+// its subject.
+func sameSender(agent subjects.AgentID, task subjects.TaskID, saysAgent subjects.AgentID, saysTask subjects.TaskID) error {
+	switch {
+	case saysTask != "" && saysTask != task:
+		return subjects.Errorf(subjects.CodeForbidden, "task_id is %s, the subject says %s", saysTask, task).
+			At("/task_id").WithRemedy("leave task_id out, or publish on the subject of that task")
+	case saysAgent != "" && saysAgent != agent:
+		return subjects.Errorf(subjects.CodeForbidden, "agent_id is %s, the subject says %s", saysAgent, agent).
+			At("/agent_id").WithRemedy("leave agent_id out: the subject alone says who writes")
+	}
+	return nil
+}
+
+// report answers an agent's message once what it says is stored.
+func (w *Worker) report(m bus.Msg, pattern string, handle func(claim, subjects.TaskID) (*fleet.Event, error)) {
+	vars, ok := subjects.Tokens(pattern, m.Subject)
+	var n *fleet.Event
+	err := error(subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, pattern))
+	if ok {
+		n, err = handle(claim{agent: subjects.AgentID(vars[0])}, subjects.TaskID(vars[1]))
+	}
+	if m.Reply == "" {
+		if err != nil {
+			w.log.Warn("refuse what an agent reports", slog.String("subject", m.Subject), slog.Any("error", err))
+		}
+		return
+	}
+	if err != nil {
+		if subjects.CodeOf(err) == subjects.CodeInternal {
+			w.log.Error("take in what an agent reports", slog.String("subject", m.Subject), slog.Any("error", err))
+		}
+		w.respond(m, fleet.ErrorReply{Error: subjects.AsError(err)})
+		return
+	}
+	w.respond(m, fleet.ResultReply{OK: true, TaskID: n.TaskID, State: n.State, Seq: n.Seq})
+}
+
+func (w *Worker) respond(m bus.Msg, v any) {
+	if err := m.Respond(fleet.MustEncode(v), nil); err != nil {
+		w.log.Debug("answer an agent", slog.String("subject", m.Subject), slog.Any("error", err))
+	}
+}
+
+// patiently repeats change while the record is behind the agent, for a while.
+func (w *Worker) patiently(ctx context.Context, task subjects.TaskID, decide func(*view) (*fleet.Event, error)) (*fleet.Event, error) {
+	give := time.Now().Add(behindTimeout)
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		n, err := w.change(ctx, task, decide)
+		if !errors.Is(err, errBehind) && !errors.Is(err, errNoTask) {
+			return n, err
+		}
+		if time.Now().After(give) {
+			if errors.Is(err, errNoTask) {
+				return nil, err
+			}
+			return nil, unavailable(err)
+		}
+		if w.offerOver(ctx, task) {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return nil, unavailable(ctx.Err())
+		case <-time.After(wait):
+		}
+		if _, err := w.reread(ctx, task); err != nil && !errors.Is(err, errNoTask) {
+			return nil, err
+		}
+	}
+}
+
+// offerOver waits for the end of this router's own offer of the task, if one
+// is under way: a fast agent's result overtakes the record of its acceptance.
+func (w *Worker) offerOver(ctx context.Context, task subjects.TaskID) bool {
+	over := w.offering(task)
+	if over == nil {
+		return false
+	}
+	select {
+	case <-over:
+	case <-ctx.Done():
+	}
+	return true
+}
+
+// offering is closed when this router's own offer of the task is over; nil when
+// there is none.
+func (w *Worker) offering(task subjects.TaskID) <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if h := w.core.hot[w.core.x.find(task)]; h != nil && h.offered != nil {
+		return h.offered
+	}
+	return nil
+}
+
+// result decides what a result means and stores it.
+func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *fleet.Result) (*fleet.Event, error) {
+	var refusal error // what the agent is told although its result was taken in
+	n, err := w.patiently(ctx, task, func(v *view) (*fleet.Event, error) {
+		refusal = nil
+		now := time.Now().UTC()
+		ok := r.Status == fleet.StatusDone || r.Status == fleet.StatusPartial
+		switch stand(v.ev, c) {
+		case repeated:
+			if !sameResult(v.ev, r) {
+				return nil, lateResult(v.ev, c)
+			}
+			return nil, nil
+		case behind:
+			return nil, errBehind
+		case late:
+			return nil, lateResult(v.ev, c)
+		case countsOld:
+			if !ok && c.attempt == 0 && w.offering(task) != nil {
+				return nil, errBehind // it may speak of the attempt that is being offered
+			}
+			if !ok {
+				return nil, nil // that attempt has failed already
+			}
+			past := v.ev.Facts.Attempts[len(v.ev.Facts.Attempts)-1]
+			e := *v.ev
+			e.AgentID, e.InstanceID, e.Epoch = past.AgentID, past.InstanceID, past.Epoch
+			v = &view{ev: &e, lastSeq: v.lastSeq, firstSeq: v.firstSeq, dispatch: v.dispatch}
+		case counts:
+		}
+		if !v.ev.Facts.Deadline.After(now) {
+			return expired(v.ev, now), nil
+		}
+		if !ok {
+			return w.fail(ctx, v, failureOf(r)), nil
+		}
+		if err := w.check(ctx, v, r); err != nil {
+			if subjects.CodeOf(err) != subjects.CodeResultInvalid {
+				return nil, err
+			}
+			refusal = err
+			return w.fail(ctx, v, failure{
+				code: subjects.CodeResultInvalid, message: err.Error(), retryable: true,
+				tokens: r.TokensSpent, result: fleet.MustEncode(r),
+			}), nil
+		}
+		return done(v.ev, r, now), nil
+	})
+	if err == nil {
+		err = refusal
+	}
+	return n, err
+}
+
+// sameResult reports whether r is what made e the outcome: an agent may have done
+// the same attempt twice, if its first acceptance was overtaken. Of an outcome
+// that came from elsewhere any agent may be told.
+func sameResult(e *fleet.Event, r *fleet.Result) bool {
+	if e.State != fleet.StateDone && e.State != fleet.StatePartial {
+		return true
+	}
+	was, err := fleet.DecodeReply[fleet.Result](e.Data.Result)
+	return err == nil && was.Status == r.Status && sameJSON(was.Output, r.Output) && sameJSON(was.Artifacts, r.Artifacts)
+}
+
+func sameJSON(a, b json.RawMessage) bool {
+	if len(a) == 0 || len(b) == 0 {
+		return len(a) == len(b)
+	}
+	x, err1 := decodeJSON(a)
+	y, err2 := decodeJSON(b)
+	return err1 == nil && err2 == nil && reflect.DeepEqual(x, y)
+}
+
+// lateResult is what an agent is told whose work does not count.
+func lateResult(e *fleet.Event, c claim) error {
+	msg := fmt.Sprintf("task %s is %s", e.TaskID, e.State)
+	switch {
+	case e.State.Terminal() && e.AgentID != "":
+		msg += fmt.Sprintf(" (attempt %d by %s)", e.Attempt, e.AgentID)
+	case held(e):
+		msg += fmt.Sprintf(", held by %s/%s in attempt %d", e.AgentID, e.InstanceID, e.Attempt)
+	}
+	return subjects.Errorf(subjects.CodeLateResult, "%s; what %s reports of it does not count", msg, c.agent).
+		WithRemedy("drop the work: the task was given to another, or has ended")
+}
+
+// failureOf reads a failed attempt's TASK_RESULT.
+func failureOf(r *fleet.Result) failure {
+	f := failure{tokens: r.TokensSpent, result: fleet.MustEncode(r)}
+	if r.Status == fleet.StatusBlocked {
+		f.code = subjects.CodeNoCapableAgent
+	} else {
+		f.code, f.retryable = subjects.CodeAgentError, true
+	}
+	if r.BlockedReason != nil {
+		f.message = *r.BlockedReason
+	}
+	if e := r.Error; e != nil {
+		if e.Code != "" {
+			f.code = e.Code
+		}
+		if e.HTTPStatus == 429 {
+			f.code = subjects.CodeRateLimited
+		}
+		f.retryable = e.Retryable && r.Status == fleet.StatusError
+		f.retryAfter = seconds(e.RetryAfterSeconds)
+		if f.message == "" {
+			f.message = e.Message
+		}
+	}
+	return f
+}
+
+// progress records an artifact or a question.
+func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p *fleet.Progress) (*fleet.Event, error) {
+	return w.patiently(ctx, task, func(v *view) (*fleet.Event, error) {
+		switch stand(v.ev, c) {
+		case behind:
+			return nil, errBehind
+		case repeated, late, countsOld:
+			return nil, lateResult(v.ev, c)
+		case counts:
+		}
+		now := time.Now().UTC()
+		if p.Artifact != nil {
+			return published(v.ev, p.Artifact, now), nil
+		}
+		if open := v.ev.Facts.Question; open != nil {
+			if open.ID == p.Question.ID {
+				return nil, nil
+			}
+			return nil, subjects.Errorf(subjects.CodeInvalidMessage, "question %s is still open", open.ID).
+				At("/question/id").WithRemedy("wait for its answer, then ask the next")
+		}
+		if a := v.ev.Facts.Answer; a != nil && a.QuestionID == p.Question.ID {
+			w.with(func(core *core, _ time.Time) { core.untold(task) })
+			return nil, nil
+		}
+		return asked(v.ev, p.Question, now), nil
+	})
+}
+
+// check holds a result against what the dispatch asked for. What it refuses is
+// result_invalid and says where.
+func (w *Worker) check(ctx context.Context, v *view, r *fleet.Result) error {
+	if !v.ev.Facts.HasSchema && v.ev.Facts.ReplySchema != fleet.ReplyJSON {
+		return nil
+	}
+	value, err := outputValue(r.Output)
+	if err != nil {
+		return err
+	}
+	if !v.ev.Facts.HasSchema {
+		return nil
+	}
+	dispatch, err := w.dispatchOf(ctx, v)
+	if err != nil {
+		return err
+	}
+	s, err := w.schemas.of(v.ev.Facts.PayloadHash, dispatch)
+	if err != nil {
+		return err
+	}
+	return validate(s, value)
+}
+
+// outputValue is the output as JSON: a string that holds JSON counts as what
+// it holds, since agents answer in text.
+func outputValue(output json.RawMessage) (any, error) {
+	if len(output) == 0 {
+		return nil, subjects.Errorf(subjects.CodeResultInvalid, "the result has no output").
+			At("/output").WithRemedy("put the answer, as JSON, into output")
+	}
+	v, err := decodeJSON(output)
+	if err != nil {
+		return nil, subjects.Errorf(subjects.CodeResultInvalid, "output is not JSON: %w", err).At("/output")
+	}
+	text, ok := v.(string)
+	if !ok {
+		return v, nil
+	}
+	inner, err := decodeJSON([]byte(unfence(text)))
+	if err != nil {
+		return nil, subjects.Errorf(subjects.CodeResultInvalid, "output is text that is not JSON: %w", err).
+			At("/output").WithRemedy("answer with JSON alone, without prose around it")
+	}
+	return inner, nil
+}
+
+// unfence takes JSON out of the code fence that models like to put it in.
+func unfence(s string) string {
+	s = strings.TrimSpace(s)
+	if body, ok := strings.CutPrefix(s, "```"); ok && strings.HasSuffix(body, "```") {
+		if _, rest, ok := strings.Cut(body, "\n"); ok {
+			return strings.TrimSuffix(rest, "```")
+		}
+	}
+	return s
+}

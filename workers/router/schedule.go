@@ -1,0 +1,200 @@
+package router
+
+import (
+	"slices"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// enqueue lets the task wait for an agent, and offers it if one is free.
+func (c *core) enqueue(s slot, e *entry, now time.Time) {
+	cl := c.byNum[e.class]
+	first := cl.queued == 0
+	cl.enqueue(c.x, s)
+	if !cl.owned {
+		return
+	}
+	c.waiting[cl] = struct{}{}
+	if first || cl.parked {
+		c.pump(cl, now)
+	}
+}
+
+// pump offers the tasks of one class while somebody is free for them.
+func (c *core) pump(cl *class, now time.Time) {
+	if !c.caughtUp || !cl.owned {
+		return
+	}
+	for cl.queued > 0 {
+		at := heads(c.x, now.UnixNano(), func(yield func(*class) bool) { yield(cl) })
+		s := at[c.turns.next(some(at))]
+		in, ok := c.fleet.Choose(cl.Class, Want{Session: c.sessions[s], Task: c.x.id(s)}, now)
+		if !ok {
+			c.park(cl)
+			return
+		}
+		c.offer(s, in)
+	}
+}
+
+// feed offers tasks to one instance while it has room.
+func (c *core) feed(in *Instance, now time.Time) {
+	if !c.caughtUp {
+		return
+	}
+	for len(c.waiting) > 0 && in.Free() {
+		at := heads(c.x, now.UnixNano(), func(yield func(*class) bool) {
+			for cl := range c.waiting {
+				if c.fleet.CanNow(cl.Class, in, now) && !yield(cl) {
+					return
+				}
+			}
+		})
+		level := c.turns.next(some(at))
+		if level < 0 {
+			return
+		}
+		c.offer(at[level], in)
+	}
+}
+
+func some(at [len(levels)]slot) (has [len(levels)]bool) {
+	for i, s := range at {
+		has[i] = s != 0
+	}
+	return has
+}
+
+func (c *core) offer(s slot, in *Instance) {
+	e := c.x.at(s)
+	c.unqueue(s, e)
+	e.flags = e.flags&^waits | offering
+	if h := c.hot[s]; h != nil {
+		h.offered = make(chan struct{})
+	}
+	c.fleet.Offer(in, +1)
+	c.do(offer{c.x.id(s), in, in.Epoch})
+}
+
+// offered ends an offer: the slot that was kept for it is free again (a record
+// holds it, if the task was taken), and a task that is still queued waits on.
+func (c *core) offered(id subjects.TaskID, in *Instance, now time.Time) {
+	c.fleet.Offer(in, -1)
+	if s := c.x.find(id); s != 0 && c.x.at(s).flags&offering != 0 {
+		e := c.x.at(s)
+		e.flags &^= offering
+		if h := c.hot[s]; h != nil && h.offered != nil {
+			close(h.offered)
+			h.offered = nil
+		}
+		if e.state == codeOfState(fleet.StateQueued) && e.due > now.UnixNano() && e.flags&inQueue == 0 {
+			if h := c.hot[s]; h == nil || h.ev.Facts.NotBefore == nil || !h.ev.Facts.NotBefore.After(now) {
+				c.enqueue(s, e, now)
+			}
+		}
+	}
+	c.feed(in, now)
+}
+
+// park looks why nobody is free for a class: if nobody ever could be, its tasks
+// do not wait in vain.
+func (c *core) park(cl *class) {
+	could, why := c.fleet.Capable(cl.Class)
+	cl.parked = !could
+	if could {
+		c.strandClass(cl)
+	}
+	if could || !c.settled {
+		return
+	}
+	for l := range cl.queues {
+		for s := cl.queues[l].head; s != 0; s = c.x.at(s).next {
+			if e := c.x.at(s); e.flags&waits == 0 {
+				e.flags |= waits
+				c.do(hopeless{c.x.id(s), why})
+			}
+		}
+	}
+}
+
+// strand looks at the tasks that only agent and others that are gone may do:
+// those that it was to try again, and those that have named alternatives.
+func (c *core) strand(agent subjects.AgentID) {
+	for _, cl := range c.classes {
+		if cl.owned && slices.Contains(cl.need.Only, agent) {
+			c.strandClass(cl)
+		}
+	}
+}
+
+// strandClass asks what becomes of the tasks of a class, if none of those lives
+// that alone may do them and all have been tried before: to be gone is to fail
+// again. A task that waits for its first attempt by its pin goes on waiting.
+func (c *core) strandClass(cl *class) {
+	if !c.settled || len(cl.need.Only) == 0 || slices.ContainsFunc(cl.need.Only, c.fleet.Alive) {
+		return
+	}
+	for l := range cl.queues {
+		for s := cl.queues[l].head; s != 0; s = c.x.at(s).next {
+			if e := c.x.at(s); e.attempt > 0 && e.flags&acting == 0 {
+				e.flags |= acting
+				c.do(stranded{c.x.id(s)})
+			}
+		}
+	}
+}
+
+// hopelessNow re-checks, just before the record is written, that nobody could
+// ever do the task.
+func (c *core) hopelessNow(ev *fleet.Event) ([]fleet.Reason, bool) {
+	could, why := c.fleet.Capable(c.fleet.Compile(need(ev)))
+	if could {
+		if s := c.x.find(ev.TaskID); s != 0 {
+			c.x.at(s).flags &^= waits
+		}
+	}
+	return why, !could && c.settled
+}
+
+// ringChanged gives this router the classes that are now its own.
+func (c *core) ringChanged(now time.Time) {
+	for _, cl := range c.classes {
+		owned := c.ring.owns(cl.Hash())
+		if owned == cl.owned {
+			continue
+		}
+		cl.owned = owned
+		if owned && cl.queued > 0 {
+			c.waiting[cl] = struct{}{}
+			c.pump(cl, now)
+		} else if !owned {
+			delete(c.waiting, cl)
+		}
+	}
+}
+
+// goOn begins or resumes offering: everything stored by then has been read.
+func (c *core) goOn(now time.Time) {
+	c.caughtUp = true
+	c.ringChanged(now)
+	c.lookAgain(now)
+}
+
+// lookAgain asks of every class that waits whether anybody could ever do it:
+// after the router has settled, and when what agents announce has changed.
+func (c *core) lookAgain(now time.Time) {
+	for cl := range c.waiting {
+		c.pump(cl, now)
+	}
+}
+
+// reconsider looks again at classes that wait, if what agents announce has
+// changed since.
+func (c *core) reconsider(now time.Time) {
+	if g := c.fleet.Generation(); g != c.generation {
+		c.generation = g
+		c.lookAgain(now)
+	}
+}

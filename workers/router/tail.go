@@ -1,0 +1,120 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// readRecords builds the index from the checkpoint and the rest of the stream,
+// and then follows every record that any router writes.
+func (w *Worker) readRecords(ctx context.Context, caughtUp chan<- struct{}) error {
+	began := time.Now()
+	start := w.restore(ctx)
+	return w.bus.Tail(ctx, bus.Tail{
+		Stream: subjects.StreamTasks, StartSeq: start + 1, Handle: w.onRecord,
+		CaughtUp: func(last uint64) {
+			w.mu.Lock()
+			w.tail = max(w.tail, last)
+			w.mu.Unlock()
+			w.log.Info("task records read", slog.Int("live_tasks", w.liveTasks()), slog.String("took", time.Since(began).String()))
+			caughtUp <- struct{}{}
+		},
+	})
+}
+
+// onRecord takes in a record as it was stored. One that this router is writing
+// just now is not decoded: its write knows it.
+func (w *Worker) onRecord(m bus.Msg) {
+	vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject)
+	if !ok {
+		return
+	}
+	id := subjects.TaskID(vars[0])
+	if w.knows(id, m) {
+		return
+	}
+	ev, err := fleet.DecodeEvent(m.Data)
+	if err != nil {
+		w.log.Error("decode a task record", slog.String("task_id", vars[0]), slog.Uint64("stream_seq", m.Seq), slog.Any("error", err))
+		w.with(func(*core, time.Time) { w.tail = m.Seq })
+		return
+	}
+	w.with(func(c *core, now time.Time) {
+		c.apply(ev, m.Seq, now)
+		w.tail = m.Seq
+	})
+}
+
+// knows reports whether the record is nothing new, or will be made known by the
+// write that is under way.
+func (w *Worker) knows(id subjects.TaskID, m bus.Msg) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	known := w.core.knows(id, m.Header.Get(subjects.HeaderKind), m.Seq)
+	if !known {
+		_, known = w.writing[m.Header.Get(subjects.HeaderWriteID)]
+	}
+	if known {
+		w.tail = m.Seq
+	}
+	return known
+}
+
+// catchUp waits until the tail has read all that is stored by now.
+func (w *Worker) catchUp() {
+	tick := time.NewTicker(tickEvery / 10)
+	defer tick.Stop()
+	last, asked := uint64(0), false
+	for {
+		if !asked {
+			if st, err := w.bus.StreamState(w.patience(), subjects.StreamTasks); err == nil {
+				last, asked = st.LastSeq, true
+			}
+		}
+		w.mu.Lock()
+		done := asked && w.tail >= last
+		w.mu.Unlock()
+		if done {
+			w.with(func(c *core, now time.Time) { c.goOn(now) })
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-w.work.Done():
+			return
+		}
+	}
+}
+
+// makeSure reads the tasks again of which a write was given up: it may have
+// been stored all the same.
+func (w *Worker) makeSure(ctx context.Context) {
+	w.mu.Lock()
+	unsure := w.unsure
+	w.unsure = nil
+	w.mu.Unlock()
+	for _, id := range unsure {
+		if _, err := w.reread(ctx, id); err != nil && !errors.Is(err, errNoTask) {
+			w.log.Warn("read a task again", slog.String("task_id", string(id)), slog.Any("error", err))
+			w.mu.Lock()
+			w.unsure = append(w.unsure, id)
+			w.mu.Unlock()
+		}
+	}
+}
+
+// knows reports whether the record of id at seq has been applied, or is older
+// than what has.
+func (c *core) knows(id subjects.TaskID, kind string, seq uint64) bool {
+	if s := c.x.find(id); s != 0 {
+		return kind != fleet.KindOutcome && c.x.at(s).lastSeq >= seq
+	}
+	end, ok := c.recent.bySeq[id]
+	return ok && end >= seq
+}
