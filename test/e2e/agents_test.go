@@ -1,0 +1,242 @@
+package e2e_test
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/workers/agent"
+)
+
+// agentsEnv names the file that tells this binary which agents to be.
+const agentsEnv = "PARLEY_E2E_AGENTS"
+
+// cast is the agents of one process.
+type cast struct {
+	URL       string        `json:"url"`
+	Journal   string        `json:"journal"`
+	Heartbeat time.Duration `json:"heartbeat"`
+	Try       time.Duration `json:"try"` // how long one report to a router may take; 0 leaves it to the harness
+	Agents    []actor       `json:"agents"`
+}
+
+// actor is one agent instance.
+type actor struct {
+	ID          string            `json:"id"`
+	Instance    string            `json:"instance"` // "" for a new one in each process
+	MaxParallel int               `json:"max_parallel"`
+	Labels      map[string]string `json:"labels"`
+	Spool       string            `json:"spool"`
+}
+
+// runAgents is the life of a process of agents, until ctx ends.
+func runAgents(ctx context.Context, path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var c cast
+	if err := json.Unmarshal(data, &c); err != nil {
+		return err
+	}
+	j, err := openJournal(c.Journal)
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	b, err := bus.Connect(ctx, bus.Config{URL: c.URL, Name: "e2e agents", ConnectTimeout: time.Minute, Log: log})
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	var wg sync.WaitGroup
+	errs := make([]error, len(c.Agents))
+	for i, a := range c.Agents {
+		p := &player{cast: c, id: a.ID, journal: j}
+		w, err := agent.New(agent.Config{
+			ID: subjects.AgentID(a.ID), Instance: subjects.InstanceID(a.Instance), Labels: a.Labels,
+			MaxParallel: a.MaxParallel, Heartbeat: c.Heartbeat, Grace: 2 * time.Second, HandIn: 2 * time.Second,
+			Spool: a.Spool, Bus: spy{b, p}, Log: log, Handler: p,
+		})
+		if err != nil {
+			return err
+		}
+		p.instance, p.epoch = string(w.Instance()), w.Epoch()
+		wg.Go(func() { errs[i] = w.Run(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// player plays the scripts of the tasks that it is given, and keeps a journal.
+type player struct {
+	cast     cast
+	id       string
+	instance string
+	epoch    int64
+	journal  *journal
+}
+
+func (p *player) note(e entry) {
+	e.Agent, e.Instance, e.Epoch = p.id, p.instance, p.epoch
+	p.journal.write(e)
+}
+
+// output is what an execution hands in: its nonce tells it from all others.
+type output struct {
+	Nonce  string `json:"nonce"`
+	Answer string `json:"answer,omitempty"`
+}
+
+// Handle implements agent.Handler.
+func (p *player) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error) {
+	o := output{Nonce: rand.Text()}
+	e := entry{What: wasBegun, Task: string(t.ID()), Attempt: t.Dispatch.Attempt, Nonce: o.Nonce}
+	p.note(e)
+	r, err := p.perform(ctx, t, &o)
+	e.What, e.Status = wasEnded, string(r.Status)
+	if err != nil {
+		e.Status = err.Error()
+	}
+	p.note(e)
+	r.Output = fleet.MustEncode(o) // a failed one hands it in, too
+	r.TokensSpent = 7
+	return r, err
+}
+
+func (p *player) perform(ctx context.Context, t *agent.Task, o *output) (fleet.Result, error) {
+	s := stepAt(t.Dispatch.Brief, t.Dispatch.Attempt)
+	if err := pause(ctx, s.delay()); err != nil {
+		return fleet.Result{}, err
+	}
+	failure := func(f agent.Fail) (fleet.Result, error) {
+		f.Message = "the script says " + s.Do
+		return fleet.Result{}, &f
+	}
+	switch s.Do {
+	case doDone:
+	case doPartial:
+		return fleet.Result{Status: fleet.StatusPartial, Remaining: []string{"the rest"}}, nil
+	case doError:
+		return failure(agent.Fail{Retryable: true})
+	case doFatal:
+		return failure(agent.Fail{})
+	case doLimited:
+		return failure(agent.Fail{Code: subjects.CodeRateLimited, RetryAfter: time.Second})
+	case doReturned:
+		return failure(agent.Fail{Code: subjects.CodeAgentBusy, Retryable: true})
+	case doBlocked:
+		return fleet.Result{}, agent.Blocked("the script says " + s.Do)
+	case doSilent:
+		<-ctx.Done()
+		return fleet.Result{}, context.Cause(ctx)
+	case doArtifact:
+		text := "a piece"
+		if err := t.Artifact(ctx, fleet.Artifact{ArtifactID: o.Nonce, Parts: []fleet.Part{{Text: &text}}}); err != nil {
+			return fleet.Result{}, err
+		}
+	case doAsk:
+		answer, err := t.AskFor(ctx, fleet.Question{ID: o.Nonce, Text: "which?"})
+		if err != nil {
+			return fleet.Result{}, err
+		}
+		o.Answer = answer.Text
+	default:
+		return fleet.Result{}, fmt.Errorf("the script says %q, whatever that is", s.Do)
+	}
+	return fleet.Result{Status: fleet.StatusDone}, nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// spy is an agent's bus that notes what goes through it.
+type spy struct {
+	*bus.Bus
+	p *player
+}
+
+var _ agent.Bus = spy{}
+
+// Subscribe notes offers and what routers say.
+func (s spy) Subscribe(subject, queue string, fn func(bus.Msg)) (*bus.Subscription, error) {
+	return s.Bus.Subscribe(subject, queue, func(m bus.Msg) {
+		var about struct {
+			Task struct {
+				ID string `json:"task_id"`
+			} `json:"task"`
+			TaskID  string `json:"task_id"`
+			Attempt int    `json:"attempt"`
+			Action  string `json:"action"`
+			Reason  struct {
+				Code string `json:"code"`
+			} `json:"reason"`
+		}
+		_ = json.Unmarshal(m.Data, &about) // the harness refuses what is no JSON
+		if strings.HasPrefix(subject, "fleet.offer.") {
+			s.p.note(entry{What: wasOffered, Task: about.Task.ID, Attempt: about.Attempt})
+		} else {
+			s.p.note(entry{What: wasControl, Task: about.TaskID, Attempt: about.Attempt, Code: about.Action, Status: about.Reason.Code})
+		}
+		fn(m)
+	})
+}
+
+// RequestUntil notes results and what they were answered.
+func (s spy) RequestUntil(ctx context.Context, subject string, data []byte, h bus.Header, try time.Duration, retry func(bus.Msg) bool) (bus.Msg, error) {
+	if s.p.cast.Try > 0 {
+		try = min(try, s.p.cast.Try)
+	}
+	if !strings.HasPrefix(subject, "fleet.result.") {
+		return s.Bus.RequestUntil(ctx, subject, data, h, try, retry)
+	}
+	var r struct {
+		TaskID  string `json:"task_id"`
+		Attempt int    `json:"attempt"`
+		Status  string `json:"status"`
+		Output  output `json:"output"`
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return bus.Msg{}, err
+	}
+	e := entry{What: wasSent, Task: r.TaskID, Attempt: r.Attempt, Status: r.Status, Nonce: r.Output.Nonce}
+	s.p.note(e)
+	m, err := s.Bus.RequestUntil(ctx, subject, data, h, try, retry)
+	if err != nil {
+		return m, err // dropped, or the end of the process
+	}
+	var a struct {
+		OK    bool   `json:"ok"`
+		State string `json:"state"`
+		Error struct {
+			Code string `json:"code"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &a); err != nil {
+		return m, err
+	}
+	e.What, e.Code, e.State = wasAnswered, a.Error.Code, a.State
+	if a.OK {
+		e.Code = "ok"
+	}
+	s.p.note(e)
+	return m, nil
+}

@@ -1,0 +1,320 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// A scenario is a little story that passes crash points. Its router dies at
+// one of them and another takes over; the story goes on all the same.
+type scenario struct {
+	name   string
+	act    func(ctx context.Context, s *stage) error // what the users do, until all of it was answered
+	want   string                                    // state of the task in the end
+	points []string                                  // NAME, or NAME:N for the Nth time it is passed
+}
+
+// stage is where a scenario plays: agents a and b, one process each.
+type stage struct {
+	*testFleet
+	boss   boss
+	agents map[string]*process
+}
+
+const theTask = "t"
+
+// heartbeats of the agents on stage.
+const quick = 200 * time.Millisecond
+
+var scenarios = []scenario{
+	{
+		name: "done", want: "done", act: plays(play(step{Do: doDone, MS: 50})),
+		points: []string{
+			"after_decode", "before_store_queued", "after_store_queued", "before_offer", "after_offer", "after_accept",
+			"before_store_working", "after_store_working", "after_result", "before_store_outcome", "after_store_outcome",
+		},
+	},
+	{ // the agent works on while nobody's record says so
+		name: "slow", want: "done", act: plays(play(step{Do: doDone, MS: 1500})),
+		points: []string{"after_offer", "after_accept", "before_store_working"},
+	},
+	{
+		name: "retry", want: "done", act: plays(play(step{Do: doError, MS: 20}, step{Do: doDone})),
+		points: []string{
+			"before_store_retry", "after_store_retry", "before_offer:2", "after_offer:2", "after_accept:2",
+			"before_store_working:2", "after_store_working:2", "after_result:2", "before_store_outcome",
+		},
+	},
+	{
+		name: "reroute", want: "done", act: plays(play(step{Do: doFatal, MS: 20}, step{Do: doDone})),
+		points: []string{"before_store_reroute", "after_store_reroute", "after_result"},
+	},
+	{
+		name: "returned", want: "done", act: plays(play(step{Do: doReturned, MS: 20}, step{Do: doDone})),
+		points: []string{"before_store_returned", "after_store_returned"},
+	},
+	{
+		name: "artifact", want: "done", act: plays(play(step{Do: doArtifact, MS: 20})),
+		points: []string{"before_store_artifact", "after_store_artifact"},
+	},
+	{
+		name: "question", want: "done", act: asks,
+		points: []string{"before_store_question", "after_store_question", "before_store_answer", "after_store_answer"},
+	},
+	{
+		name: "timeout", want: "done", act: sends(dispatch{
+			Task: dispatchTask{TaskID: theTask, TimeoutSeconds: 0.5}, Brief: play(step{Do: doSilent}, step{Do: doDone}),
+		}),
+		points: []string{"before_store_retry"},
+	},
+	{name: "deadline", want: "expired", act: expires, points: []string{"before_store_outcome", "after_store_outcome"}},
+	{name: "cancel", want: "canceled", act: cancels, points: []string{"before_store_outcome", "after_store_outcome"}},
+	{name: "lost", want: "done", act: loses, points: []string{"before_store_reroute", "after_store_reroute"}},
+	{
+		name: "hopeless", want: "blocked", act: sends(dispatch{
+			Task: dispatchTask{TaskID: theTask}, Brief: "do it", Requirements: dispatchRequirements{Labels: map[string]string{"who": "nobody"}},
+		}),
+		points: []string{"before_store_outcome", "after_store_outcome"},
+	},
+	{
+		name: "key", want: "done", act: sends(dispatch{Task: dispatchTask{IdempotencyKey: "k"}, Brief: play(step{Do: doDone})}),
+		points: []string{"before_store_queued", "after_store_queued"},
+	},
+	{
+		name: "raw", want: "done", act: drops(`{"task":{"task_id":"t"},"brief":"do it"}`),
+		points: []string{"after_decode", "before_store_queued", "after_store_queued", "before_inbox_ack"},
+	},
+	{
+		name: "raw without id", want: "done", act: drops(`do it`),
+		points: []string{"before_store_queued", "after_store_queued", "before_inbox_ack"},
+	},
+	{name: "raw and wrong", want: "error", act: drops(`{"task": nonsense}`), points: []string{"before_store_outcome", "after_store_outcome"}},
+}
+
+// unreachable are points that no scenario can pass yet, and why.
+var unreachable = map[string]string{
+	"before_store_human": "no human contact can be configured yet: level 3 ends the task",
+	"after_store_human":  "no human contact can be configured yet: level 3 ends the task",
+}
+
+// TestCrashPoints kills a router between every two steps of a task's life, by
+// SIGKILL at each named crash point of the sources in turn, and has another
+// one take over.
+func TestCrashPoints(t *testing.T) {
+	swept := map[string]bool{}
+	for _, sc := range scenarios {
+		for _, p := range sc.points {
+			name, _, _ := strings.Cut(p, ":")
+			swept[name] = true
+		}
+	}
+	points := sourcePoints(t)
+	for _, p := range points {
+		if why, skip := unreachable[p]; skip != !swept[p] {
+			t.Errorf("crash point %s is in the sources; in the sweep: %v; known as unreachable: %q", p, swept[p], why)
+		}
+	}
+	for p := range swept {
+		if !slices.Contains(points, p) {
+			t.Errorf("crash point %s is in the sweep and not in the sources", p)
+		}
+	}
+	crashBinary(t) // before the clocks run
+	two := make(chan struct{}, 2)
+	for _, sc := range scenarios {
+		for _, p := range sc.points {
+			if *pointFlag != "" && p != *pointFlag && sc.name+"/"+p != *pointFlag {
+				continue
+			}
+			t.Run(sc.name+"/"+p, func(t *testing.T) {
+				t.Parallel()
+				two <- struct{}{}
+				defer func() { <-two }()
+				sc.crash(t, p)
+			})
+		}
+	}
+}
+
+// crash plays the scenario with a router that dies at point.
+func (sc scenario) crash(t *testing.T, point string) {
+	f := newFleet(t, "registry")
+	f.hasteInbox()
+	s := &stage{testFleet: f, boss: boss{f.nc, "boss"}, agents: map[string]*process{}}
+	slots := map[string]int{"a": 2, "b": 2}
+	for a, n := range slots {
+		s.agents[a] = f.agents("agent-"+a, cast{Heartbeat: quick, Try: tryFor, Agents: []actor{{ID: a, Instance: "main", MaxParallel: n}}})
+	}
+	f.awaitAgents("a", "b")
+	first := f.router("router-1", crashBinary(t), "PARLEY_CRASH_AT="+point)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	acted := make(chan error, 1)
+	go func() { acted <- sc.act(ctx, s) }()
+	if !first.ended(patience / 2) {
+		t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
+	}
+	if !first.killed() {
+		t.Fatalf("the router did not die of SIGKILL: %s\n%s", first.ending(), tail(first.log, 4000))
+	}
+	f.router("router-2", crashBinary(t))
+	if err := <-acted; err != nil {
+		t.Fatal(err)
+	}
+	r := newReader(t, f.nc)
+	all := r.until(t, "the outcome", patience, func(h history) bool { return len(h) > 0 && h.ended() == len(h) })
+	if len(all) != 1 {
+		t.Errorf("%d tasks, want 1", len(all))
+	}
+	var living []string
+	for a, p := range s.agents {
+		if p.runs() {
+			living = append(living, a)
+		}
+	}
+	f.awaitIdle(living...)
+	e := evidence{records: r.whole(t), journals: f.journals(), slots: slots}
+	for task := range e.records {
+		e.acked = append(e.acked, task)
+		if got := e.records.last(task).State; got != sc.want {
+			t.Errorf("the task is %s, want %s\n%s%s", got, sc.want, e.records.story(task), e.story(task))
+		}
+	}
+	e.check(t)
+}
+
+// hasteInbox makes what a dead router took from the inbox come again at once
+// rather than after half a minute.
+func (f *testFleet) hasteInbox() {
+	f.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	js, err := jetstream.New(f.nc)
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	c, err := js.Consumer(ctx, "FLEET_INBOX", "routers")
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	cfg := c.CachedInfo().Config
+	cfg.AckWait = time.Second
+	if _, err := js.UpdateConsumer(ctx, "FLEET_INBOX", cfg); err != nil {
+		f.tb.Fatal(err)
+	}
+}
+
+// sends dispatches d.
+func sends(d dispatch) func(context.Context, *stage) error {
+	return func(ctx context.Context, s *stage) error {
+		_, err := s.boss.dispatch(ctx, d)
+		return err
+	}
+}
+
+// plays dispatches a task with the brief given.
+func plays(brief string) func(context.Context, *stage) error {
+	return sends(dispatch{Task: dispatchTask{TaskID: theTask}, Brief: brief})
+}
+
+// drops puts body into the raw door.
+func drops(body string) func(context.Context, *stage) error {
+	return func(ctx context.Context, s *stage) error { return s.boss.drop(ctx, "once", []byte(body)) }
+}
+
+// await reads records until the task has one of this kind.
+func (s *stage) await(ctx context.Context, kind string) (record, error) {
+	js, err := jetstream.New(s.nc)
+	if err != nil {
+		return record{}, err
+	}
+	for r := (&reader{js: js, next: 1, all: history{}}); ; {
+		err := r.catchUp(ctx)
+		for _, rec := range r.all[theTask] {
+			if rec.Kind == kind {
+				return rec, nil
+			}
+		}
+		if pause(ctx, 10*time.Millisecond) != nil {
+			return record{}, fmt.Errorf("no record %s: %w (last: %w)", kind, ctx.Err(), err)
+		}
+	}
+}
+
+// asks has an agent ask, and answers.
+func asks(ctx context.Context, s *stage) error {
+	if err := plays(play(step{Do: doAsk}))(ctx, s); err != nil {
+		return err
+	}
+	rec, err := s.await(ctx, "question")
+	if err != nil {
+		return err
+	}
+	return s.boss.answer(ctx, theTask, rec.Data.Question.ID, "this one")
+}
+
+// expires dispatches a task that cannot be done in time.
+func expires(ctx context.Context, s *stage) error {
+	at := time.Now().Add(1200 * time.Millisecond)
+	return sends(dispatch{Task: dispatchTask{TaskID: theTask}, Deadline: &at, Brief: play(step{Do: doSilent})})(ctx, s)
+}
+
+// cancels ends a task that somebody works on.
+func cancels(ctx context.Context, s *stage) error {
+	if err := plays(play(step{Do: doSilent}))(ctx, s); err != nil {
+		return err
+	}
+	if _, err := s.await(ctx, "working"); err != nil {
+		return err
+	}
+	v, err := s.boss.call(ctx, "task", "cancel", map[string]string{"task_id": theTask, "reason": "enough"})
+	if err == nil && v.State != "canceled" {
+		err = fmt.Errorf("cancel was answered %s", v.State)
+	}
+	return err
+}
+
+// loses kills the agent that has the task.
+func loses(ctx context.Context, s *stage) error {
+	if err := plays(play(step{Do: doSilent}, step{Do: doDone}))(ctx, s); err != nil {
+		return err
+	}
+	rec, err := s.await(ctx, "working")
+	if err != nil {
+		return err
+	}
+	s.agents[rec.AgentID].kill()
+	return nil
+}
+
+// deadLetters reads what was buried.
+func (f *testFleet) deadLetters() (reasons []string) {
+	f.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	js, err := jetstream.New(f.nc)
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	s, err := js.Stream(ctx, "FLEET_DLQ")
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	for seq := uint64(1); ; seq++ {
+		m, err := s.GetMsg(ctx, seq, jetstream.WithGetMsgSubject("fleet.dlq.>"))
+		if err != nil {
+			return reasons
+		}
+		seq = m.Sequence
+		reasons = append(reasons, m.Header.Get("Fleet-Dead-Reason"))
+	}
+}
+
+var _ = json.Marshal
