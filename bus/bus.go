@@ -187,6 +187,10 @@ func (b *Bus) options() ([]nats.Option, error) {
 		nats.PermissionErrOnSubscribe(true),
 		nats.ErrorHandler(b.onError),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err == nil { // as asked
+				b.log.Debug("nats disconnected")
+				return
+			}
 			b.log.Warn("nats disconnected", slog.Any("error", err))
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
@@ -244,7 +248,7 @@ func (b *Bus) Close() {
 	if b.nc.IsClosed() {
 		return
 	}
-	if err := b.nc.Drain(); err != nil {
+	if !b.nc.IsConnected() || b.nc.Drain() != nil { // nobody is there to drain to
 		b.nc.Close()
 		return
 	}
@@ -256,6 +260,9 @@ func (b *Bus) Close() {
 		b.nc.Close()
 	}
 }
+
+// MaxPayload is the largest message, in bytes, that the server takes.
+func (b *Bus) MaxPayload() int64 { return b.nc.MaxPayload() }
 
 // Connected reports whether the connection is up now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }

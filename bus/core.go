@@ -131,10 +131,13 @@ func (s *Subscription) Drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	var err error
-	if s.b.cfg.FakeTime {
+	switch {
+	case s.b.cfg.FakeTime:
 		err = s.drainFake(ctx)
-	} else {
+	case s.b.nc.IsConnected():
 		err = s.sub.Drain()
+	default: // the server sends nothing more
+		err = s.sub.Unsubscribe()
 	}
 	if err != nil && !errors.Is(err, nats.ErrBadSubscription) && !errors.Is(err, nats.ErrConnectionClosed) {
 		return fmt.Errorf("drain %s: %w", s.sub.Subject, mapError(err))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -122,7 +124,7 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 // deadline reads a time, or a duration from now.
 func deadline(s string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(s); err == nil {
-		return now.Add(d).UTC().Truncate(time.Second), nil
+		return now.Add(d).UTC().Truncate(time.Millisecond), nil
 	}
 	at, err := time.Parse(time.RFC3339, s)
 	if err != nil {
@@ -234,6 +236,11 @@ func (a *app) send(ctx context.Context, c *client, d *fleet.Dispatch, wait bool,
 		d.Task.TaskID = subjects.TaskID(id.String())
 	}
 	r, err := call[fleet.Dispatched](ctx, c, "task", "dispatch", d)
+	if p, ok := errors.AsType[*problem](err); ok && d.Task.TaskID != "" && errors.Is(err, bus.ErrTimeout) {
+		id := string(d.Task.TaskID)
+		p.where = "it may have been accepted all the same, as task " + id
+		return p.next("parley task get " + id + "  tells; sending it again with --id " + id + " is the same task")
+	}
 	if err != nil {
 		return err
 	}

@@ -73,7 +73,10 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, log *slog.Logger, ready fun
 	if h != nil {
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
 	}
-	all = append(all, workers.Worker{Name: "start", Run: func(ctx context.Context) error {
+	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
+		tuneMemory(ctx, a.getenv)
+		return nil
+	}}, workers.Worker{Name: "start", Run: func(ctx context.Context) error {
 		if allReady(ctx, watched) {
 			ready(h.address())
 		}

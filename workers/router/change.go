@@ -109,6 +109,9 @@ func (w *Worker) dispatchOf(ctx context.Context, v *view) (json.RawMessage, erro
 	return v.dispatch, nil
 }
 
+// maxHeaders is more than the headers of a record ever take.
+const maxHeaders = 1024
+
 // store writes n as the record after cur, and lets the core know. Nothing is
 // said to anybody before it returns nil.
 func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
@@ -116,13 +119,18 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 		n.Facts.DispatchSeq = cur.firstSeq
 	}
 	n.WriteID = w.writePrefix + strconv.FormatUint(w.writeID.Add(1), 36)
+	data := fleet.MustEncode(n)
+	if limit := w.bus.MaxPayload() - maxHeaders; int64(len(data)) > limit {
+		return subjects.Errorf(subjects.CodePayloadTooLarge, "the record of the task would be %d bytes, this server takes %d", len(data), limit).
+			WithRemedy("send less, or refer to it; an operator can raise the server's max_payload")
+	}
 	w.mu.Lock()
 	w.writing[n.WriteID] = struct{}{}
 	w.mu.Unlock()
 	crash.Point("before_store_" + n.Kind)
 	seq, err := w.records.Write(ctx, bus.Record{
 		Subject: subjects.Task(n.TaskID), Expected: cur.lastSeq, WriteID: n.WriteID,
-		Data: fleet.MustEncode(n), TTL: ttl(n),
+		Data: data, TTL: ttl(n),
 		Header: bus.Header{subjects.HeaderKind: {n.Kind}},
 	})
 	if err == nil {

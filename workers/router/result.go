@@ -210,6 +210,16 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 	if err == nil {
 		err = refusal
 	}
+	if subjects.CodeOf(err) == subjects.CodePayloadTooLarge && len(r.Output)+len(r.Parts)+len(r.Artifacts)+len(r.Unknown) > 0 {
+		// The attempt has failed; what it said is too long to be kept.
+		short := &fleet.Result{
+			Status: fleet.StatusError, TokensSpent: r.TokensSpent,
+			Error: &fleet.ResultError{Code: subjects.CodeResultInvalid, Message: err.Error(), Retryable: true},
+		}
+		if _, ferr := w.result(ctx, task, c, short); ferr != nil {
+			return n, ferr
+		}
+	}
 	return n, err
 }
 
