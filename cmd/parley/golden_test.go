@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -189,14 +190,14 @@ func TestGoldenOutput(t *testing.T) {
 }
 
 func join(args []string) string {
-	s := ""
+	var s strings.Builder
 	for i, a := range args {
 		if i > 0 {
-			s += " "
+			s.WriteString(" ")
 		}
-		s += a
+		s.WriteString(a)
 	}
-	return s
+	return s.String()
 }
 
 func TestGoldenLookups(t *testing.T) {
