@@ -206,11 +206,18 @@ func (r *consumeRun) fetch(ctx context.Context, free int) (got int, err error) {
 		return 0, mapError(err)
 	}
 	for m := range batch.Messages() {
+		if ctx.Err() != nil { // taken in the very moment: somebody else may have it
+			err = errors.Join(err, mapError(m.Nak()))
+			continue
+		}
 		got++
 		r.handlers.Go(func() {
 			defer func() { <-r.slots }()
 			r.one(m)
 		})
+	}
+	if err != nil {
+		return got, err
 	}
 	err = batch.Error()
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || errors.Is(err, jetstream.ErrNoMessages) {

@@ -135,6 +135,11 @@ func (b *Bus) deleteMsg(ctx context.Context, stream string, seq uint64) error {
 		Error *jetstream.APIError `json:"error"`
 	}
 	err := b.apiCall(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &resp, &resp.Error)
+	if errors.Is(err, errRefused) { // one code for whatever prevents it
+		if _, gerr := b.leaderGet(ctx, stream, getRequest{Seq: seq}); errors.Is(gerr, ErrNotFound) {
+			err = gerr
+		}
+	}
 	return wrap("delete message", err)
 }
 

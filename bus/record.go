@@ -51,7 +51,7 @@ const (
 )
 
 // Records returns a writer for stream and the function that stops it: writes
-// in hand are finished, later ones get ErrClosed.
+// in hand are finished, for at most 5 s, later ones get ErrClosed.
 func (b *Bus) Records(stream string, mode CommitMode) (RecordWriter, func()) {
 	direct := &directWriter{b: b, stream: stream}
 	switch {
@@ -142,11 +142,20 @@ func (w *directWriter) Write(ctx context.Context, r Record) (uint64, error) {
 	return w.b.writeRecord(ctx, w.stream, r)
 }
 
+// stop waits at most 5 s: the writes are their callers', and so is what ends
+// those that go on against a server that is away.
 func (w *directWriter) stop() {
 	w.mu.Lock()
 	w.stopped = true
 	w.mu.Unlock()
-	w.writes.Wait()
+	done := make(chan struct{})
+	go func() { w.writes.Wait(); close(done) }() // ends with the last caller's Write
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
 }
 
 // writeRecord tries until the record is stored, refused or ctx ends.

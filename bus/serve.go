@@ -59,10 +59,11 @@ type service struct {
 	stats []micro.EndpointStats // guarded by mu, one per endpoint
 }
 
-// Serve registers s and answers requests until stop is called. Handlers run
-// concurrently, each on its own goroutine; ctx gives their context its values,
-// but its end does not cancel them: stop takes no new requests, waits for those
-// in hand, cancels them after 5 s, and returns when all have returned.
+// Serve registers s and answers requests until stop is called; when it returns
+// the server knows the service. Handlers run concurrently, each on its own
+// goroutine; ctx gives their context its values, but its end does not cancel
+// them: stop takes no new requests, waits for those in hand, cancels them after
+// 5 s, and returns when all have returned.
 func (b *Bus) Serve(ctx context.Context, s Service) (stop func(), err error) {
 	s.Queue = cmp.Or(s.Queue, micro.DefaultQueueGroup)
 	s.Concurrency = cmp.Or(s.Concurrency, 1024)
@@ -78,6 +79,12 @@ func (b *Bus) Serve(ctx context.Context, s Service) (stop func(), err error) {
 	if err := r.subscribe(); err != nil {
 		once()
 		return nil, fmt.Errorf("serve %s: %w", s.Name, err)
+	}
+	if b.Connected() { // otherwise the reconnect registers it
+		if err := b.Ping(ctx); err != nil {
+			once()
+			return nil, fmt.Errorf("serve %s: %w", s.Name, err)
+		}
 	}
 	return once, nil
 }

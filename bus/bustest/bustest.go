@@ -43,6 +43,29 @@ type Option func(*server.Options)
 // default.
 func SyncAlways(o *server.Options) { o.SyncAlways = true }
 
+// User may connect to a server, and publish and subscribe to what is given;
+// nil allows all.
+type User struct {
+	Name, Password     string
+	Publish, Subscribe []string
+}
+
+// Users makes a server ask who connects.
+func Users(users ...User) Option {
+	return func(o *server.Options) {
+		for _, u := range users {
+			su := &server.User{Username: u.Name, Password: u.Password, Permissions: &server.Permissions{}}
+			if u.Publish != nil {
+				su.Permissions.Publish = &server.SubjectPermission{Allow: u.Publish}
+			}
+			if u.Subscribe != nil {
+				su.Permissions.Subscribe = &server.SubjectPermission{Allow: u.Subscribe}
+			}
+			o.Users = append(o.Users, su)
+		}
+	}
+}
+
 // New starts one server.
 func New(tb testing.TB, options ...Option) *Server {
 	tb.Helper()

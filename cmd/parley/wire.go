@@ -74,7 +74,10 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, log *slog.Logger, ready fun
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
 	}
 	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
-		tuneMemory(ctx, a.getenv)
+		if a.getenv("GOGC") == "" && a.getenv("GOMEMLIMIT") == "" {
+			workers.TuneMemory(ctx)
+		}
+		<-ctx.Done()
 		return nil
 	}}, workers.Worker{Name: "start", Run: func(ctx context.Context) error {
 		if allReady(ctx, watched) {

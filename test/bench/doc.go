@@ -38,5 +38,8 @@
 // user and system time of the whole process, which other load on the machine
 // disturbs far less than the clock.
 //
+// Memory is that of the real binary, parley serve, against a server process of
+// its own; its live heap is read from the trace of the garbage collector.
+//
 // Nothing fails here: PASS and MISS stand beside the targets of the issue.
 package main

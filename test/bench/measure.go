@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"runtime/pprof"
 	"slices"
 	"strconv"
@@ -21,6 +22,7 @@ const (
 	taskBytes   = 512
 	resultBytes = 128
 	warmUp      = 1000 // tasks before the clock runs
+	gcPercent   = 400  // on both sides: parley's own setting, see cmd/parley
 	stuckAfter  = 20 * time.Second
 )
 
@@ -128,6 +130,7 @@ func (m *meter) await(ctx context.Context, n int) error {
 
 // measure starts the servers and the system of s, and measures one thing.
 func measure(ctx context.Context, s spec) (result, error) {
+	debug.SetGCPercent(gcPercent)
 	dir, remove, err := tempDir(s.Base)
 	if err != nil {
 		return result{}, err

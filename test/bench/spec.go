@@ -10,8 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
+
+	"parley/workers"
 )
 
 // Profiles of a server.
@@ -26,7 +29,6 @@ const (
 	roleLean   = "lean"
 	roleFleet  = "fleet"
 	roleServer = "server"
-	roleWorker = "worker"
 )
 
 // spec tells a child process what to do.
@@ -42,7 +44,7 @@ type spec struct {
 	Waiting  int     `json:"waiting"` // tasks that nobody can do, dispatched before
 	Classes  int     `json:"classes"` // of the waiting ones
 
-	URL     string `json:"url"`  // worker: the server
+	URL     string `json:"url"`  // memory: the server
 	Dir     string `json:"dir"`  // server: its data
 	Base    string `json:"base"` // where temporary data goes
 	CPU     string `json:"cpu"`  // files of profiles
@@ -121,6 +123,12 @@ func beChild(ctx context.Context, arg string, in io.Reader, out io.Writer) error
 	if err := json.Unmarshal([]byte(arg), &s); err != nil {
 		return fmt.Errorf("decode spec: %w", err)
 	}
+	// As parley itself does; the floor has the same.
+	tuned, stop := context.WithCancel(ctx)
+	var tuning sync.WaitGroup
+	tuning.Go(func() { workers.TuneMemory(tuned) })
+	defer tuning.Wait()
+	defer stop()
 	switch s.Role {
 	case roleLean, roleFleet:
 		r, err := measure(ctx, s)
@@ -130,8 +138,6 @@ func beChild(ctx context.Context, arg string, in io.Reader, out io.Writer) error
 		return json.NewEncoder(out).Encode(r)
 	case roleServer:
 		return beServer(s, in, out)
-	case roleWorker:
-		return beWorker(ctx, s, in)
 	}
 	return errors.New("unknown role " + s.Role)
 }

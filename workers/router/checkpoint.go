@@ -30,6 +30,10 @@ const (
 	checkpointMagic = "parley-index-1\n"
 )
 
+// restoreTimeout is how long reading a checkpoint may take before the whole
+// stream is read instead.
+const restoreTimeout = time.Minute
+
 const (
 	secClass  = 'C'
 	secQueued = 'Q'
@@ -130,6 +134,8 @@ func (c *core) writeEntry(out *encoder, s slot, e *entry, known map[uint32]strin
 
 // restore reads the checkpoint and returns the sequence up to which it holds.
 func (w *Worker) restore(ctx context.Context) uint64 {
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+	defer cancel()
 	r, err := w.index.Get(ctx, checkpointName)
 	if errors.Is(err, bus.ErrNotFound) {
 		return 0

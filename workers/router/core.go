@@ -165,8 +165,8 @@ func (c *core) apply(ev *fleet.Event, seq uint64, now time.Time) {
 	e.lastSeq, e.attempt, e.state = seq, uint16(ev.Attempt), codeOfState(ev.State)
 	c.counts[e.state]++
 	c.unqueue(s, e)
-	c.keep(s, e, ev, now)
 	c.setClass(e, ev)
+	c.keep(s, e, ev, now)
 	c.changeHands(ev, before, now)
 	due := dueAt(ev)
 	e.due = due.UnixNano()
@@ -232,6 +232,10 @@ func (c *core) finish(ev *fleet.Event, seq uint64, now time.Time) {
 	}
 }
 
+// maxHotOfClass bounds what one class keeps in memory of its waiting tasks, so
+// that one that nobody serves leaves room for those that flow.
+const maxHotOfClass = 1000
+
 // keep decides what stays in memory of the record.
 func (c *core) keep(s slot, e *entry, ev *fleet.Event, now time.Time) {
 	h := c.hot[s]
@@ -241,7 +245,8 @@ func (c *core) keep(s slot, e *entry, ev *fleet.Event, now time.Time) {
 	idle := ev.State == fleet.StateQueued
 	wasIdle := h != nil && h.ev.State == fleet.StateQueued
 	if h == nil {
-		if idle && c.hotIdle >= c.maxHot && e.flags&offering == 0 {
+		full := c.hotIdle >= c.maxHot || e.class != 0 && c.byNum[e.class].queued >= maxHotOfClass
+		if idle && full && e.flags&offering == 0 {
 			return
 		}
 		h = &hot{}

@@ -11,30 +11,11 @@ import (
 	"parley/subjects/fleet"
 )
 
-// The bucket FLEET_AGENTS is what operators and routers tell each other about
-// agents: drain.<agent> and cool.<agent>. Routers alone write it.
-const (
-	drainKey = "drain."
-	coolKey  = "cool."
-)
-
-// drained is the value of drain.<agent>.
-type drained struct {
-	By     subjects.AgentID `json:"by"`
-	Reason string           `json:"reason,omitempty"`
-	At     time.Time        `json:"at"`
-}
-
-// cooling is the value of cool.<agent>.
-type cooling struct {
-	Until time.Time     `json:"until"`
-	Code  subjects.Code `json:"code"`
-}
-
-// onDrive takes in what was written there, by this router or another.
+// onDrive takes in what the bucket FLEET_AGENTS says of an agent. Routers alone
+// write it, at the word of operators or of failures.
 func (w *Worker) onDrive(e bus.Entry) {
-	if agent, ok := strings.CutPrefix(e.Key, drainKey); ok {
-		d, err := fleet.DecodeRequest[drained](e.Value)
+	if agent, ok := strings.CutPrefix(e.Key, fleet.DrainKeyPrefix); ok {
+		d, err := fleet.DecodeRequest[fleet.AgentDrained](e.Value)
 		if err != nil {
 			w.log.Warn("decode an agent's drain", slog.String("agent_id", agent), slog.Any("error", err))
 			return
@@ -45,8 +26,8 @@ func (w *Worker) onDrive(e bus.Entry) {
 		})
 		return
 	}
-	if agent, ok := strings.CutPrefix(e.Key, coolKey); ok {
-		d, err := fleet.DecodeRequest[cooling](e.Value)
+	if agent, ok := strings.CutPrefix(e.Key, fleet.CoolKeyPrefix); ok {
+		d, err := fleet.DecodeRequest[fleet.AgentCooling](e.Value)
 		if err != nil {
 			w.log.Warn("decode an agent's cool-down", slog.String("agent_id", agent), slog.Any("error", err))
 			return
@@ -96,7 +77,7 @@ func (c *core) warm(now time.Time) {
 // coolDown tells every router that agent is to rest.
 func (w *Worker) coolDown(ctx context.Context, agent subjects.AgentID, until time.Time, code subjects.Code) {
 	w.with(func(c *core, _ time.Time) { c.cool(agent, until) })
-	if _, err := w.drive.Put(ctx, coolKey+string(agent), fleet.MustEncode(cooling{until, code})); err != nil {
+	if _, err := w.drive.Put(ctx, fleet.CoolKey(agent), fleet.MustEncode(fleet.AgentCooling{Until: until, Code: code})); err != nil {
 		w.log.Warn("write an agent's cool-down", slog.String("agent_id", string(agent)), slog.Any("error", err))
 	}
 }
@@ -116,10 +97,10 @@ func (w *Worker) apiDrain(on bool) func(context.Context, subjects.AgentID, []byt
 			return nil, subjects.Errorf(subjects.CodeForbidden, "%s may not drain %s", from, agent).
 				WithRemedy("an operator may, and an agent itself")
 		}
-		key, action := drainKey+string(agent), fleet.ActionResume
+		key, action := fleet.DrainKey(agent), fleet.ActionResume
 		if on {
 			action = fleet.ActionDrain
-			_, err = w.drive.Put(ctx, key, fleet.MustEncode(drained{from, req.Reason, time.Now().UTC()}))
+			_, err = w.drive.Put(ctx, key, fleet.MustEncode(fleet.AgentDrained{By: from, Reason: req.Reason, At: time.Now().UTC()}))
 		} else {
 			err = w.drive.Delete(ctx, key)
 		}

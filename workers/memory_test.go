@@ -1,4 +1,4 @@
-package main
+package workers
 
 import "testing"
 
@@ -7,7 +7,7 @@ func TestHeapLimitFollowsTheLiveHeap(t *testing.T) {
 	for _, tt := range []struct {
 		live uint64
 		want int64
-	}{{0, leastHeap}, {100 << 20, leastHeap}, {1 << 30, 2 << 30}} {
+	}{{0, leastHeap}, {100 << 20, leastHeap}, {1000 << 20, 1250 << 20}} {
 		if got := heapLimit(tt.live); got != tt.want {
 			t.Errorf("heapLimit(%d) = %d, want %d", tt.live, got, tt.want)
 		}

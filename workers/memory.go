@@ -1,4 +1,4 @@
-package main
+package workers
 
 import (
 	"context"
@@ -18,13 +18,8 @@ const (
 	lookEvery = 5 * time.Second
 )
 
-// tuneMemory sets the pace of the garbage collector until ctx ends, unless the
-// user has done so (GOGC, GOMEMLIMIT).
-func tuneMemory(ctx context.Context, getenv func(string) string) {
-	if getenv("GOGC") != "" || getenv("GOMEMLIMIT") != "" {
-		<-ctx.Done()
-		return
-	}
+// TuneMemory sets the pace of this process's garbage collector until ctx ends.
+func TuneMemory(ctx context.Context) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(leastHeap))
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
@@ -43,5 +38,5 @@ func tuneMemory(ctx context.Context, getenv func(string) string) {
 
 // heapLimit is the soft limit for a heap of which live bytes are in use.
 func heapLimit(live uint64) int64 {
-	return int64(min(max(2*live, leastHeap), math.MaxInt64))
+	return int64(min(max(live+live/4, leastHeap), math.MaxInt64))
 }
