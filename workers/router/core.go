@@ -232,10 +232,6 @@ func (c *core) finish(ev *fleet.Event, seq uint64, now time.Time) {
 	}
 }
 
-// maxHotOfClass bounds what one class keeps in memory of its waiting tasks, so
-// that one that nobody serves leaves room for those that flow.
-const maxHotOfClass = 1000
-
 // keep decides what stays in memory of the record.
 func (c *core) keep(s slot, e *entry, ev *fleet.Event, now time.Time) {
 	h := c.hot[s]
@@ -245,7 +241,7 @@ func (c *core) keep(s slot, e *entry, ev *fleet.Event, now time.Time) {
 	idle := ev.State == fleet.StateQueued
 	wasIdle := h != nil && h.ev.State == fleet.StateQueued
 	if h == nil {
-		full := c.hotIdle >= c.maxHot || e.class != 0 && c.byNum[e.class].queued >= maxHotOfClass
+		full := c.hotIdle >= c.maxHot || e.class != 0 && c.byNum[e.class].stuck(now)
 		if idle && full && e.flags&offering == 0 {
 			return
 		}

@@ -38,6 +38,19 @@ type class struct {
 	queued int  // in queues
 	owned  bool // this router offers its tasks
 	parked bool // nobody could ever do it when last asked
+	// offeredAt is when one of its tasks was last offered, ns.
+	offeredAt int64
+}
+
+// A class of which nothing has been offered for stuckAfter keeps at most
+// maxHotStuck of its waiting tasks in memory: it leaves room for those that flow.
+const (
+	stuckAfter  = 5 * time.Second
+	maxHotStuck = 500
+)
+
+func (c *class) stuck(now time.Time) bool {
+	return c.queued >= maxHotStuck && now.UnixNano()-c.offeredAt > int64(stuckAfter)
 }
 
 // enqueue puts s where its age puts it; nearly always that is the end.

@@ -35,7 +35,7 @@ func (c *core) pump(cl *class, now time.Time) {
 			c.park(cl)
 			return
 		}
-		c.offer(s, in)
+		c.offer(s, in, now)
 	}
 }
 
@@ -56,7 +56,7 @@ func (c *core) feed(in *Instance, now time.Time) {
 		if level < 0 {
 			return
 		}
-		c.offer(at[level], in)
+		c.offer(at[level], in, now)
 	}
 }
 
@@ -67,8 +67,9 @@ func some(at [len(levels)]slot) (has [len(levels)]bool) {
 	return has
 }
 
-func (c *core) offer(s slot, in *Instance) {
+func (c *core) offer(s slot, in *Instance, now time.Time) {
 	e := c.x.at(s)
+	c.byNum[e.class].offeredAt = now.UnixNano()
 	c.unqueue(s, e)
 	e.flags = e.flags&^waits | offering
 	if h := c.hot[s]; h != nil {

@@ -76,7 +76,7 @@ const (
 	behindTimeout = 2 * time.Second  // to wait for a record that an agent knows of
 	tickEvery     = 100 * time.Millisecond
 	rememberEnded = 10_000
-	maxHotQueued  = 8_000
+	maxHotQueued  = 20_000
 	idleWorkers   = 256              // goroutines kept for the next message
 	stopGrace     = 10 * time.Second // to finish what is in hand
 	maxDoing      = 512              // effects at once, offers apart: a million tasks may end at one instant
