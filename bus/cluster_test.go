@@ -45,6 +45,9 @@ func TestCluster(t *testing.T) {
 	for _, mode := range []bus.CommitMode{bus.CommitDirect, bus.CommitGrouped, bus.CommitAuto} {
 		conflict(t, mode)
 	}
+	for _, mode := range []bus.CommitMode{bus.CommitDirect, bus.CommitGrouped} {
+		sameRecord(t, b, mode)
+	}
 	raceRecords(t, b, bus.CommitGrouped, 60, 3)
 	clusterLosesLeader(t, s, b)
 }
@@ -76,9 +79,8 @@ func clusterLosesLeader(t *testing.T, s *bustest.Server, b *bus.Bus) {
 	}()
 	w, stop := b.Records("FLEET_TASKS", bus.CommitAuto)
 	defer stop()
-	var writers sync.WaitGroup
+	var writers, halfway sync.WaitGroup
 	half := make(chan struct{})
-	var halfway sync.WaitGroup
 	halfway.Add(tasks)
 	for task := range tasks {
 		writers.Go(func() {
@@ -92,6 +94,10 @@ func clusterLosesLeader(t *testing.T, s *bustest.Server, b *bus.Bus) {
 				next, err := w.Write(ctx, bus.Record{Subject: fmt.Sprint("fleet.task.chain", task), Expected: seq, WriteID: id, Data: []byte(id)})
 				if err != nil {
 					t.Errorf("Write(%s) = %v", id, err)
+					cancel() // ends everybody's
+					if i < each/2 {
+						halfway.Done()
+					}
 					return
 				}
 				seq = next
@@ -106,7 +112,10 @@ func clusterLosesLeader(t *testing.T, s *bustest.Server, b *bus.Bus) {
 		}
 	}
 	writers.Wait()
-	<-all
+	select {
+	case <-all:
+	case <-ctx.Done():
+	}
 	cancel()
 	if err := <-tail; err != nil {
 		t.Errorf("Tail = %v", err)

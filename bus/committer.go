@@ -80,7 +80,11 @@ func (c *committer) Write(ctx context.Context, r Record) (uint64, error) {
 	case verdictStored:
 		return o.seq, nil
 	case verdictLook:
-		return c.b.settle(ctx, c.stream, r, o.err)
+		seq, err := c.b.settle(ctx, c.stream, r, o.err)
+		if err == nil || !mayRepeat(err) || ctx.Err() != nil {
+			return seq, err
+		}
+		return c.b.writeRecord(ctx, c.stream, r)
 	case verdictAlone:
 		return c.b.writeRecord(ctx, c.stream, r)
 	default:

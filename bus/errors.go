@@ -39,11 +39,16 @@ var (
 // content (headers, size); repeating it is useless.
 var errRefused = errors.New("refused")
 
+// errInProcess is the conflict of a replicated stream with a write of the same
+// subject that is proposed and not yet stored: another's, which may yet fail,
+// or one's own earlier try. What becomes of it is not known yet.
+var errInProcess = fmt.Errorf("%w: a write of the subject is in process", ErrConflict)
+
 // JetStream error codes that have a meaning here.
 var jsErrors = map[jetstream.ErrorCode]error{
-	10071: ErrConflict, // wrong last sequence: N
-	10164: ErrConflict, // the same on replicated streams
-	10070: ErrConflict, // wrong last message id
+	10071: ErrConflict,  // wrong last sequence: N
+	10164: errInProcess, // wrong last sequence, without a number
+	10070: ErrConflict,  // wrong last message id
 
 	10077: ErrFull, // maximum messages, bytes exceeded
 	10047: ErrFull, // insufficient storage resources

@@ -160,11 +160,16 @@ func (w *directWriter) stop() {
 
 // writeRecord tries until the record is stored, refused or ctx ends.
 func (b *Bus) writeRecord(ctx context.Context, stream string, r Record) (uint64, error) {
-	bo := newBackoff(50*time.Millisecond, 2*time.Second)
+	away := newBackoff(50*time.Millisecond, 2*time.Second)
+	process := newBackoff(2*time.Millisecond, 500*time.Millisecond)
 	for {
 		a, err := b.publishStored(ctx, r.message(stream))
 		if err == nil {
 			return a.Seq, nil
+		}
+		bo := away
+		if errors.Is(err, errInProcess) {
+			bo = process
 		}
 		seq, err := b.settle(ctx, stream, r, err)
 		if err == nil || !mayRepeat(err) {
@@ -186,10 +191,9 @@ const lastLook = time.Second
 // error for which mayRepeat is true means: not stored as far as the leader
 // knows. A repeat is safe then, because at most one write can follow Expected.
 func (b *Bus) settle(ctx context.Context, stream string, r Record, cause error) (uint64, error) {
-	err := fmt.Errorf("write %s after %d: %w", r.Subject, r.Expected, cause)
-	conflict := errors.Is(cause, ErrConflict)
-	if !conflict && !errors.Is(cause, ErrTimeout) {
-		return 0, err
+	what := fmt.Sprintf("write %s after %d", r.Subject, r.Expected)
+	if !errors.Is(cause, ErrConflict) && !errors.Is(cause, ErrTimeout) {
+		return 0, fmt.Errorf("%s: %w", what, cause)
 	}
 	// The caller's deadline may be what made it ambiguous; one short look more
 	// is worth it.
@@ -199,16 +203,19 @@ func (b *Bus) settle(ctx context.Context, stream string, r Record, cause error) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, try)
 	defer cancel()
-	next, rerr := b.nextFor(ctx, stream, r.Subject, r.Expected+1)
+	next, err := b.nextFor(ctx, stream, r.Subject, r.Expected+1)
 	switch {
-	case rerr == nil && next.Header.Get(subjects.HeaderWriteID) == r.WriteID && r.WriteID != "":
+	case err == nil && next.Header.Get(subjects.HeaderWriteID) == r.WriteID && r.WriteID != "":
 		return next.Seq, nil
-	case rerr == nil:
-		return 0, fmt.Errorf("write %s after %d: %w: %d is there", r.Subject, r.Expected, ErrConflict, next.Seq)
-	case conflict, errors.Is(rerr, ErrNotFound):
-		return 0, err
+	case err == nil:
+		return 0, fmt.Errorf("%s: %w: %d is there", what, ErrConflict, next.Seq)
+	case errors.Is(cause, errInProcess):
+		// Nothing follows yet; what will may be one's own earlier try.
+		return 0, fmt.Errorf("%s: %w: a write of the subject is in process", what, ErrTimeout)
+	case errors.Is(cause, ErrConflict), errors.Is(err, ErrNotFound):
+		return 0, fmt.Errorf("%s: %w", what, cause)
 	default:
-		return 0, fmt.Errorf("%w (read back: %w)", err, rerr)
+		return 0, fmt.Errorf("%s: %w (read back: %w)", what, cause, err)
 	}
 }
 

@@ -87,6 +87,38 @@ func TestRecordsRace(t *testing.T) {
 	}
 }
 
+// A write that meets its own earlier try, stored or still in process, is that
+// write and no conflict.
+func TestSameRecord(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t, bustest.SyncAlways).Bus(t)
+	for _, mode := range []bus.CommitMode{bus.CommitDirect, bus.CommitGrouped} {
+		sameRecord(t, b, mode)
+	}
+}
+
+func sameRecord(t *testing.T, b *bus.Bus, mode bus.CommitMode) {
+	t.Helper()
+	w, stop := b.Records("FLEET_TASKS", mode)
+	defer stop()
+	for round := range 10 {
+		r := bus.Record{Subject: fmt.Sprint("fleet.task.same", mode, "-", round), WriteID: "mine"}
+		var wg sync.WaitGroup
+		var first atomic.Uint64
+		for range 20 {
+			wg.Go(func() {
+				seq, err := w.Write(t.Context(), r)
+				if err != nil {
+					t.Errorf("Write = %v", err)
+				} else if !first.CompareAndSwap(0, seq) && first.Load() != seq {
+					t.Errorf("Write = %d and %d", first.Load(), seq)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
 func raceRecords(t *testing.T, b *bus.Bus, mode bus.CommitMode, tasks, writers int) {
 	t.Helper()
 	ctx := t.Context()
