@@ -15,6 +15,10 @@ import (
 // timed out at the router may still be on its way here, behind its CANCEL.
 const rememberCancel = 10 * time.Second
 
+// mostOnTheWay is how long a result may be on its way before heartbeats name
+// its task again: less than a lease, more than an answer takes.
+const mostOnTheWay = 500 * time.Millisecond
+
 // phase is how far a task in hand has come.
 type phase int
 
@@ -41,6 +45,7 @@ type held struct {
 	aborted   error            // why the handler was canceled
 	drop      func(error)      // stops handing in
 	result    *fleet.Result    // since handing
+	returned  time.Time        // since when it is handing
 	toldOf    bool             // a heartbeat named it while handing
 	clock     *time.Timer      // ends the attempt; nil while it stands
 	clockEnds time.Time        // when it runs
@@ -60,7 +65,8 @@ type open struct {
 
 // hand is everything an instance has in hand, and what it takes more.
 type hand struct {
-	max int // handlers at once; fixed
+	max      int           // handlers at once; fixed
+	onTheWay time.Duration // how long heartbeats do not name what is handed in; fixed
 
 	mu        sync.Mutex
 	tasks     map[subjects.TaskID]*held
@@ -86,9 +92,9 @@ type tomb struct {
 
 func (t tomb) buries(attempt int) bool { return !t.left && (t.attempt == 0 || attempt <= t.attempt) }
 
-func newHand(maxTasks int) *hand {
+func newHand(maxTasks int, heartbeat time.Duration) *hand {
 	return &hand{
-		max:   maxTasks,
+		max: maxTasks, onTheWay: min(mostOnTheWay, heartbeat),
 		tasks: make(map[subjects.TaskID]*held),
 		tombs: make(map[subjects.TaskID]tomb),
 		idle:  make(chan struct{}), emptied: make(chan struct{}),
@@ -221,7 +227,7 @@ func (a *hand) finish(h *held, r *fleet.Result, drop func(error)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	h.stopClockLocked()
-	h.phase, h.result, h.drop = handing, r, drop
+	h.phase, h.result, h.drop, h.returned = handing, r, drop, time.Now()
 	a.running--
 	a.emptyLocked()
 }
@@ -356,12 +362,15 @@ func (a *hand) drain(on bool) {
 	kick(a.announced)
 }
 
-// holding lists what is in hand, by task id, for a heartbeat or an announce.
+// holding lists what is in hand, by task id, for a heartbeat or an announce. A
+// result that has only just been handed in is not: the heartbeat would come
+// behind it, and routers would believe the slot taken until the next one.
 func (a *hand) holding() (list []fleet.Holding, draining, fresh bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	now := time.Now()
 	for id, h := range a.tasks {
-		if h.phase == checking {
+		if h.phase == checking || h.phase == handing && now.Sub(h.returned) < a.onTheWay {
 			continue
 		}
 		h.toldOf = h.toldOf || h.phase == handing

@@ -179,18 +179,26 @@ func orEmpty(s []string) []string {
 	return s
 }
 
-// beatAll sends heartbeats until life ends: on the interval, and at once when
-// something changed that routers are to know.
+// beatsApart is the least time between heartbeats: however much changes, they
+// cost little.
+const beatsApart = 50 * time.Millisecond
+
+// beatAll sends heartbeats until life ends: on the interval, and as soon as
+// something has changed that routers are to know.
 func (w *Worker) beatAll(life context.Context) {
 	t := time.NewTicker(w.cfg.Heartbeat)
 	defer t.Stop()
 	for {
+		sent := time.Now()
 		w.heartbeat()
 		select {
 		case <-life.Done():
 			return
-		case <-w.hand.beat:
 		case <-t.C:
+		case <-w.hand.beat:
+			if within(life.Done(), beatsApart-time.Since(sent)) {
+				return
+			}
 		}
 	}
 }

@@ -45,7 +45,7 @@ func New(c Config) (*Worker, error) {
 		cfg: c, epoch: time.Now().UnixNano(),
 		log:   c.Log.With(slog.String("component", "agent"), slog.String("agent_id", string(c.ID)), slog.String("instance_id", string(c.Instance))),
 		skill: skillNames(c.Skills),
-		hand:  newHand(c.MaxParallel),
+		hand:  newHand(c.MaxParallel, c.Heartbeat),
 		state: newState(c.MCP),
 	}
 	if err := w.checkAnnouncement(); err != nil {

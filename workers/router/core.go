@@ -241,8 +241,7 @@ func (c *core) keep(s slot, e *entry, ev *fleet.Event, now time.Time) {
 	idle := ev.State == fleet.StateQueued
 	wasIdle := h != nil && h.ev.State == fleet.StateQueued
 	if h == nil {
-		full := c.hotIdle >= c.maxHot || e.class != 0 && c.byNum[e.class].stuck(now)
-		if idle && full && e.flags&offering == 0 {
+		if idle && e.flags&offering == 0 && !c.roomFor(c.byNum[e.class], now) {
 			return
 		}
 		h = &hot{}
@@ -267,6 +266,14 @@ func (c *core) keep(s slot, e *entry, ev *fleet.Event, now time.Time) {
 	slim := *ev
 	slim.Data = fleet.Data{}
 	h.ev = &slim
+}
+
+// roomFor reports whether one more waiting task of cl may be kept in memory.
+func (c *core) roomFor(cl *class, now time.Time) bool {
+	if cl.flows(now) {
+		return c.hotIdle < c.maxHot
+	}
+	return c.hotIdle < c.maxHot/2 && cl.queued < maxHotStill
 }
 
 func (c *core) forget(s slot) {

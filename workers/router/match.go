@@ -96,6 +96,7 @@ type Instance struct {
 	Holding   map[subjects.TaskID]int // by its heartbeats: task and attempt
 	Offering  int                     // offers in flight
 
+	extra      int // tasks in Holding that are not in Held
 	owner      *agentState
 	place      uint32
 	live       bool      // counted in owner.live
@@ -134,13 +135,7 @@ func NewFleet() *Fleet {
 // its heartbeats say that it holds and what is being offered, or by its own
 // account if that is more.
 func (in *Instance) Used() int {
-	n := len(in.Held)
-	for id := range in.Holding {
-		if _, ok := in.Held[id]; !ok {
-			n++
-		}
-	}
-	return max(in.Active, n+in.Offering)
+	return max(in.Active, len(in.Held)+in.extra+in.Offering)
 }
 
 // load is the share of its slots that are taken, as a fraction of 1<<32.

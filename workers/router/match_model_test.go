@@ -189,11 +189,18 @@ func checkIndex(t *rapid.T, f *Fleet) {
 			}
 			want[x].add(p)
 		})
+		extra := 0
 		for id := range in.Holding {
 			hold[id]++
+			if _, held := in.Held[id]; !held {
+				extra++
+			}
 			if !slices.Contains(f.holders[id], in) {
 				t.Fatalf("%s is not among the holders of %s", in.Agent, id)
 			}
+		}
+		if in.extra != extra {
+			t.Fatalf("%s/%s: %d tasks beyond those of the records, want %d", in.Agent, in.ID, in.extra, extra)
 		}
 		if in.Live {
 			live[in.Agent]++

@@ -136,6 +136,9 @@ func (f *Fleet) Hold(agent subjects.AgentID, inst subjects.InstanceID, task subj
 	in, _ := f.instance(agent, inst)
 	if _, ok := in.Held[task]; !ok {
 		in.fresh = put(in.fresh, task, struct{}{})
+		if _, holding := in.Holding[task]; holding {
+			in.extra--
+		}
 	}
 	in.Held = put(in.Held, task, attempt)
 	f.refresh(in)
@@ -153,6 +156,9 @@ func (f *Fleet) Release(agent subjects.AgentID, inst subjects.InstanceID, task s
 	if _, ok := in.Held[task]; ok {
 		delete(in.Held, task)
 		in.IdleSince = now
+		if _, holding := in.Holding[task]; holding {
+			in.extra++
+		}
 	}
 	f.refresh(in)
 }
@@ -175,6 +181,9 @@ func (f *Fleet) Finish(agent subjects.AgentID, inst subjects.InstanceID, task su
 	if holding {
 		delete(in.Holding, task)
 		f.unhold(in, task)
+		if !held {
+			in.extra--
+		}
 	}
 	if held {
 		in.fresh = put(in.fresh, task, struct{}{}) // counted no more
@@ -231,10 +240,13 @@ func (f *Fleet) setHolding(in *Instance, now []fleet.Holding) bool {
 	for id := range in.Holding {
 		f.unhold(in, id)
 	}
-	in.Holding = nil
+	in.Holding, in.extra = nil, 0
 	for _, h := range now {
 		if _, twice := in.Holding[h.TaskID]; !twice {
 			f.holders[h.TaskID] = append(f.holders[h.TaskID], in)
+			if _, held := in.Held[h.TaskID]; !held {
+				in.extra++
+			}
 		}
 		in.Holding = put(in.Holding, h.TaskID, h.Attempt)
 	}

@@ -42,16 +42,15 @@ type class struct {
 	offeredAt int64
 }
 
-// A class of which nothing has been offered for stuckAfter keeps at most
-// maxHotStuck of its waiting tasks in memory: it leaves room for those that flow.
+// Of a class that flows something has been offered within flowsFor. The others
+// leave it room: together they keep half of what the router keeps of waiting
+// tasks in memory, and each at most maxHotStill tasks.
 const (
-	stuckAfter  = 5 * time.Second
-	maxHotStuck = 500
+	flowsFor    = 5 * time.Second
+	maxHotStill = 500
 )
 
-func (c *class) stuck(now time.Time) bool {
-	return c.queued >= maxHotStuck && now.UnixNano()-c.offeredAt > int64(stuckAfter)
-}
+func (c *class) flows(now time.Time) bool { return now.UnixNano()-c.offeredAt <= int64(flowsFor) }
 
 // enqueue puts s where its age puts it; nearly always that is the end.
 func (c *class) enqueue(x *index, s slot) {
