@@ -27,6 +27,7 @@ type core struct {
 	byNum    []*class          // 0 unused
 	freeNum  []uint32
 	waiting  map[*class]struct{} // owned, with tasks in their queues
+	unserved map[*class]struct{} // of those, not in waiting: nobody serves them at generation
 	hot      map[slot]*hot
 	hotIdle  int                         // queued ones among hot
 	sessions map[slot]subjects.SessionID // of queued tasks that have one
@@ -39,7 +40,7 @@ type core struct {
 	settleAt time.Time // from then on "nobody could ever" and lost leases are believed
 	settled  bool
 	ticked   time.Time // when tick was last called
-	// generation of the fleet when the waiting classes were last looked at.
+	// generation of the fleet when all classes that wait were last looked at.
 	generation uint64
 
 	effects []effect
@@ -115,7 +116,7 @@ func newCore(self subjects.InstanceID, set settings, maxQueued, maxHot, remember
 		set: set, maxQueued: maxQueued, maxHot: maxHot,
 		x: newIndex(), fleet: NewFleet(), ring: newRing(self), recent: newRecent(remember),
 		classes: make(map[string]*class), byNum: []*class{nil},
-		waiting: make(map[*class]struct{}), hot: make(map[slot]*hot),
+		waiting: make(map[*class]struct{}), unserved: make(map[*class]struct{}), hot: make(map[slot]*hot),
 		sessions: make(map[slot]subjects.SessionID),
 		waiters:  make(map[subjects.TaskID][]chan struct{}),
 		denied:   make(map[instanceKey]map[subjects.TaskID]time.Time),
@@ -338,7 +339,7 @@ func (c *core) dropClass(e *entry) {
 	e.class = 0
 	if cl.tasks--; cl.tasks == 0 {
 		delete(c.classes, cl.Key())
-		delete(c.waiting, cl)
+		c.unwait(cl)
 		c.byNum[cl.num] = nil
 		c.freeNum = append(c.freeNum, cl.num)
 	}
@@ -351,7 +352,7 @@ func (c *core) unqueue(s slot, e *entry) {
 	cl := c.byNum[e.class]
 	cl.dequeue(c.x, s)
 	if cl.queued == 0 {
-		delete(c.waiting, cl)
+		c.unwait(cl)
 	}
 }
 

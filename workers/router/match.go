@@ -38,6 +38,7 @@ type Fleet struct {
 	announced bitmap        // places of instances with an announce
 	open      bitmap        // … that may be offered something and have room
 	idle      bitmap        // places of instances with nothing in hand
+	serving   bitmap        // … that take tasks, or will again without saying anything new
 	holders   holders       // who says that it holds a task
 	due       expiries      // when to look at an instance or agent again
 	lost      []*Instance   // whose lease has ended, not yet told
@@ -273,6 +274,10 @@ func (f *Fleet) refresh(in *Instance) {
 	f.announced.set(p, in.Announce != nil)
 	f.idle.set(p, used == 0)
 	f.open.set(p, in.ready() && used < in.Max)
+	if serves := in.serves(); serves != f.serving.has(p) {
+		f.serving.set(p, serves)
+		f.generation++
+	}
 	f.arm(in)
 }
 
@@ -280,6 +285,12 @@ func (f *Fleet) refresh(in *Instance) {
 // heartbeat, or in its announce until the next one.
 func (in *Instance) drainsItself() bool {
 	return in.drains || in.Announce != nil && in.Announce.Draining
+}
+
+// serves reports whether the instance takes tasks, now or when it has room: it
+// is alive, and neither drains nor cools down.
+func (in *Instance) serves() bool {
+	return in.Announce != nil && in.heard && !in.lapsed && !in.Draining && !in.owner.cooling
 }
 
 // ready reports whether the instance may be offered anything at all.

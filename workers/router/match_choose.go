@@ -44,6 +44,14 @@ func (f *Fleet) Choose(c *Class, w Want, now time.Time) (*Instance, bool) {
 	return in, in != nil
 }
 
+// Served reports whether any instance serves class c, with a slot free or not.
+// The answer may change with the Generation alone.
+func (f *Fleet) Served(c *Class) bool {
+	b := append(f.scratch[0][:0], f.serving...)
+	f.scratch[0] = b
+	return f.narrow(c, b, hasHealthy) && (!c.clean || f.keep(b, feature{kind: hasCleanRepo})) && f.leastTier(c, b)
+}
+
 // CanNow reports whether Choose would ever take in for a task of class c now.
 // (It takes an instance that holds the task already even if no slot is free.)
 func (f *Fleet) CanNow(c *Class, in *Instance, now time.Time) bool {

@@ -190,7 +190,7 @@ func (f *Fleet) forget(in *Instance) {
 		f.unhold(in, id)
 	}
 	f.dropFeatures(in)
-	for _, b := range []*bitmap{&f.announced, &f.open, &f.idle} {
+	for _, b := range []*bitmap{&f.announced, &f.open, &f.idle, &f.serving} {
 		b.remove(in.place)
 	}
 	in.owner.places.remove(in.place)

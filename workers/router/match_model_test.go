@@ -210,12 +210,12 @@ func checkIndex(t *rapid.T, f *Fleet) {
 			t.Fatalf("%s/%s is not where it should be", in.Agent, in.ID)
 		}
 		open := in.Announce != nil && in.Live && !in.Draining && !in.rests() && in.Free()
-		if f.open.has(p) != open || f.idle.has(p) != (in.Used() == 0) || f.announced.has(p) != (in.Announce != nil) ||
+		if f.open.has(p) != open || f.serving.has(p) != in.serves() || f.idle.has(p) != (in.Used() == 0) || f.announced.has(p) != (in.Announce != nil) ||
 			f.load[p] != in.load() || f.idleSince[p] != in.IdleSince.UnixNano() {
 			t.Fatalf("%s/%s: open %t, idle %t, load %d; it is %+v", in.Agent, in.ID, f.open.has(p), f.idle.has(p), f.load[p], in)
 		}
 	}
-	for _, b := range []bitmap{f.open, f.idle, f.announced} {
+	for _, b := range []bitmap{f.open, f.idle, f.announced, f.serving} {
 		for p := range b.all() {
 			if f.at[p] == nil {
 				t.Fatalf("nobody is at %d", p)
@@ -262,6 +262,13 @@ func checkAnswers(t *rapid.T, f *Fleet, now time.Time) {
 	}
 	if rapid.IntRange(0, 4).Draw(t, "of a task") == 0 {
 		w.Task = rapid.SampledFrom(modelTasks).Draw(t, "task")
+	}
+	served := slices.ContainsFunc(f.order, func(in *Instance) bool { return in.serves() && f.fits(c, in) })
+	if got := f.Served(c); got != served {
+		t.Fatalf("Served = %t, want %t", got, served)
+	}
+	if open := slices.ContainsFunc(f.order, func(in *Instance) bool { return f.CanNow(c, in, now) }); open && !served {
+		t.Fatal("somebody can now, and nobody serves")
 	}
 	verdicts := make(map[*Instance]fleet.AgentVerdict)
 	for _, v := range f.Explain(c, now) {

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -16,10 +17,31 @@ func (c *core) enqueue(s slot, e *entry, now time.Time) {
 	if !cl.owned {
 		return
 	}
-	c.waiting[cl] = struct{}{}
-	if first || cl.parked {
-		c.pump(cl, now)
+	if _, ok := c.unserved[cl]; !ok {
+		c.waiting[cl] = struct{}{}
 	}
+	switch {
+	case first:
+		c.pump(cl, now)
+	case cl.parked:
+		if could, why := c.fleet.Capable(cl.Class); could {
+			c.pump(cl, now)
+		} else {
+			c.despair(s, why)
+		}
+	}
+}
+
+// unwait takes the class out of those that wait for somebody.
+func (c *core) unwait(cl *class) {
+	delete(c.waiting, cl)
+	delete(c.unserved, cl)
+}
+
+// wake has every class looked at again, since agents have changed.
+func (c *core) wake() {
+	maps.Copy(c.waiting, c.unserved)
+	clear(c.unserved)
 }
 
 // pump offers the tasks of one class while somebody is free for them.
@@ -33,6 +55,10 @@ func (c *core) pump(cl *class, now time.Time) {
 		in, ok := c.fleet.Choose(cl.Class, Want{Session: c.sessions[s], Task: c.x.id(s)}, now)
 		if !ok {
 			c.park(cl)
+			if c.generation == c.fleet.Generation() && !c.fleet.Served(cl.Class) {
+				delete(c.waiting, cl)
+				c.unserved[cl] = struct{}{}
+			}
 			return
 		}
 		c.offer(s, in, now)
@@ -43,6 +69,9 @@ func (c *core) pump(cl *class, now time.Time) {
 func (c *core) feed(in *Instance, now time.Time) {
 	if !c.caughtUp {
 		return
+	}
+	if c.generation != c.fleet.Generation() {
+		c.wake()
 	}
 	for len(c.waiting) > 0 && in.Free() {
 		at := heads(c.x, now.UnixNano(), func(yield func(*class) bool) {
@@ -107,16 +136,21 @@ func (c *core) park(cl *class) {
 	if could {
 		c.strandClass(cl)
 	}
-	if could || !c.settled {
+	if could {
 		return
 	}
 	for l := range cl.queues {
 		for s := cl.queues[l].head; s != 0; s = c.x.at(s).next {
-			if e := c.x.at(s); e.flags&waits == 0 {
-				e.flags |= waits
-				c.do(hopeless{c.x.id(s), why})
-			}
+			c.despair(s, why)
 		}
+	}
+}
+
+// despair asks, once, what becomes of a task that nobody could ever do.
+func (c *core) despair(s slot, why []fleet.Reason) {
+	if e := c.x.at(s); c.settled && e.flags&waits == 0 {
+		e.flags |= waits
+		c.do(hopeless{c.x.id(s), why})
 	}
 }
 
@@ -171,7 +205,7 @@ func (c *core) ringChanged(now time.Time) {
 			c.waiting[cl] = struct{}{}
 			c.pump(cl, now)
 		} else if !owned {
-			delete(c.waiting, cl)
+			c.unwait(cl)
 		}
 	}
 }
@@ -186,6 +220,8 @@ func (c *core) goOn(now time.Time) {
 // lookAgain asks of every class that waits whether anybody could ever do it:
 // after the router has settled, and when what agents announce has changed.
 func (c *core) lookAgain(now time.Time) {
+	c.generation = c.fleet.Generation()
+	c.wake()
 	for cl := range c.waiting {
 		c.pump(cl, now)
 	}
@@ -194,8 +230,7 @@ func (c *core) lookAgain(now time.Time) {
 // reconsider looks again at classes that wait, if what agents announce has
 // changed since.
 func (c *core) reconsider(now time.Time) {
-	if g := c.fleet.Generation(); g != c.generation {
-		c.generation = g
+	if c.generation != c.fleet.Generation() {
 		c.lookAgain(now)
 	}
 }
