@@ -63,7 +63,7 @@ func (b *Bus) RequestUntil(ctx context.Context, subject string, data []byte, h H
 	if try <= 0 {
 		try = defaultRequest
 	}
-	bo := newBackoff(50*time.Millisecond, 2*time.Second)
+	var bo backoff.BackOff // made when it is needed
 	for {
 		tctx, cancel := context.WithTimeout(ctx, try)
 		m, err := b.Request(tctx, subject, data, h)
@@ -75,6 +75,9 @@ func (b *Bus) RequestUntil(ctx context.Context, subject string, data []byte, h H
 			err = fmt.Errorf("request %s: the reply asks for a repeat", subject)
 		case errors.Is(err, ErrDenied), errors.Is(err, ErrClosed):
 			return Msg{}, err
+		}
+		if bo == nil {
+			bo = newBackoff(50*time.Millisecond, 2*time.Second)
 		}
 		if werr := wait(ctx, bo); werr != nil {
 			return Msg{}, fmt.Errorf("%w (last: %w)", werr, err)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -160,22 +161,24 @@ func (w *directWriter) stop() {
 
 // writeRecord tries until the record is stored, refused or ctx ends.
 func (b *Bus) writeRecord(ctx context.Context, stream string, r Record) (uint64, error) {
-	away := newBackoff(50*time.Millisecond, 2*time.Second)
-	process := newBackoff(2*time.Millisecond, 500*time.Millisecond)
+	var away, process backoff.BackOff // made when one is needed
 	for {
 		a, err := b.publishStored(ctx, r.message(stream))
 		if err == nil {
 			return a.Seq, nil
 		}
-		bo := away
+		bo, first, most := &away, 50*time.Millisecond, 2*time.Second
 		if errors.Is(err, errInProcess) {
-			bo = process
+			bo, first, most = &process, 2*time.Millisecond, 500*time.Millisecond
+		}
+		if *bo == nil {
+			*bo = newBackoff(first, most)
 		}
 		seq, err := b.settle(ctx, stream, r, err)
 		if err == nil || !mayRepeat(err) {
 			return seq, err
 		}
-		if werr := wait(ctx, bo); werr != nil {
+		if werr := wait(ctx, *bo); werr != nil {
 			return 0, fmt.Errorf("%w (last: %w)", werr, err)
 		}
 	}

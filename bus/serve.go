@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
+	"parley/bus/pool"
 	"parley/subjects"
 )
 
@@ -38,6 +39,9 @@ type Endpoint struct {
 	Handle        func(ctx context.Context, m Msg) ([]byte, error)
 }
 
+// idleHandlers is how many goroutines wait for the next requests.
+const idleHandlers = 64
+
 // serveGrace is how long handlers may go on after stop was called.
 const serveGrace = 5 * time.Second
 
@@ -53,7 +57,7 @@ type service struct {
 	work    context.Context //nolint:containedctx // the handlers' context, lives as long as the service
 
 	subs     []*Subscription
-	handlers sync.WaitGroup
+	handlers *pool.Pool
 
 	mu    sync.Mutex
 	stats []micro.EndpointStats // guarded by mu, one per endpoint
@@ -73,7 +77,7 @@ func (b *Bus) Serve(ctx context.Context, s Service) (stop func(), err error) {
 	work, abort := context.WithCancelCause(context.WithoutCancel(ctx))
 	r := &service{
 		b: b, cfg: s, id: rand.Text(), started: time.Now().UTC(), work: work,
-		slots: make(chan struct{}, s.Concurrency), stats: make([]micro.EndpointStats, len(s.Endpoints)),
+		slots: make(chan struct{}, s.Concurrency), handlers: pool.New(idleHandlers), stats: make([]micro.EndpointStats, len(s.Endpoints)),
 	}
 	once := sync.OnceFunc(func() { r.stop(abort) })
 	if err := r.subscribe(); err != nil {

@@ -12,6 +12,21 @@ import (
 	"parley/subjects"
 )
 
+// EncodeResult is Encode for a result that somebody else has made: it refuses
+// what DecodeResult would.
+func EncodeResult(r *Result) ([]byte, error) {
+	data, err := Encode(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := strict.check(data); err != nil {
+		return data, err
+	}
+	var p problems
+	r.check(&p)
+	return data, p.err()
+}
+
 func (r *Result) check(p *problems) {
 	p.taskID("/task_id", r.TaskID, false)
 	p.counted("/tokens_spent", r.TokensSpent, maxCount)

@@ -41,7 +41,8 @@ type held struct {
 	// guarded by hand.mu
 	phase     phase
 	attempt   int
-	moved     chan struct{}    // closed and replaced when attempt changes
+	moved     context.Context  //nolint:containedctx // ends, and is replaced, when attempt changes
+	move      func()           // ends moved
 	aborted   error            // why the handler was canceled
 	drop      func(error)      // stops handing in
 	result    *fleet.Result    // since handing
@@ -171,8 +172,8 @@ func (a *hand) againLocked(was, h *held, now time.Time) admission {
 	}
 	if h.attempt > was.attempt {
 		was.attempt = h.attempt
-		close(was.moved)
-		was.moved = make(chan struct{})
+		was.move()
+		was.moved, was.move = context.WithCancel(context.Background())
 		was.clockLeft = was.limit
 		if was.phase == working && was.asking == 0 {
 			was.stopClockLocked()
@@ -390,8 +391,8 @@ func compare(x, y subjects.TaskID) int {
 	return 0
 }
 
-// turn is the attempt that h stands for now, and what is closed when it changes.
-func (a *hand) turn(h *held) (attempt int, moved <-chan struct{}) {
+// turn is the attempt that h stands for now, and what ends when it changes.
+func (a *hand) turn(h *held) (attempt int, moved context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return h.attempt, h.moved

@@ -75,7 +75,7 @@ func (w *Worker) start(ctx, life context.Context, m bus.Msg, h *held) {
 		return
 	}
 	w.log.Debug("accepted", slog.String("task_id", string(h.id)), slog.Int("attempt", h.attempt))
-	w.wg.Go(func() { w.work(ctx, life, h) })
+	w.work.Go(func() { w.do(ctx, life, h) })
 }
 
 // newHeld makes the task of an offer, and the context of its handler.
@@ -85,8 +85,9 @@ func (w *Worker) newHeld(life context.Context, d *fleet.Dispatch) (context.Conte
 		id: d.Task.TaskID, attempt: d.Attempt,
 		limit:    cmp.Or(time.Duration(d.Task.TimeoutSeconds*float64(time.Second)), fleet.DefaultTimeout),
 		deadline: *d.Deadline, cancel: cancel,
-		moved: make(chan struct{}), questions: map[string]*open{}, answered: map[string]bool{},
+		questions: map[string]*open{}, answered: map[string]bool{},
 	}
+	h.moved, h.move = context.WithCancel(context.Background())
 	l := link{w, h}
 	h.task = &Task{Dispatch: d, agent: w.cfg.ID, line: l}
 	h.pace.every, h.pace.send = w.cfg.MinProgress, l.send

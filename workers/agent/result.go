@@ -31,16 +31,15 @@ func (w *Worker) handIn(life context.Context, h *held, r fleet.Result) {
 		}
 		return data, nil
 	})
-	attempt, _ := w.hand.turn(h)
-	log := w.log.With(slog.String("task_id", string(h.id)), slog.Int("attempt", attempt), slog.String("status", string(r.Status)))
+	task := slog.String("task_id", string(h.id))
 	switch {
 	case err == nil:
-		log.Debug("result was taken")
+		w.log.Debug("result was taken", task)
 	case life.Err() != nil:
-		log.Warn("result was not answered before the end", slog.Any("error", err), slog.Bool("spooled", len(files) > 0))
+		w.log.Warn("result was not answered before the end", task, slog.Any("error", err), slog.Bool("spooled", len(files) > 0))
 		return
 	default:
-		log.Info("result did not count", slog.Any("error", err))
+		w.log.Info("result did not count", task, slog.String("status", string(r.Status)), slog.Any("error", err))
 	}
 	for _, f := range files {
 		w.spool.remove(f, w.log)
@@ -64,10 +63,7 @@ func (w *Worker) settle(h *held, r *fleet.Result) {
 // router would take becomes one that says so.
 func (w *Worker) pack(r fleet.Result, attempt int) (data []byte, file string) {
 	r.Attempt = attempt
-	data, err := fleet.Encode(&r)
-	if err == nil {
-		_, err = fleet.DecodeResult(data)
-	}
+	data, err := fleet.EncodeResult(&r)
 	if err != nil {
 		e := subjects.AsError(err)
 		f := &Fail{Code: subjects.CodeResultInvalid, Retryable: true, Message: "the result cannot be handed in: " + e.Error()}

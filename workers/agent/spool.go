@@ -159,7 +159,10 @@ func (w *Worker) sendLeftover(life context.Context, l leftover) {
 	log := w.log.With(slog.String("task_id", string(l.result.TaskID)), slog.Int("attempt", l.result.Attempt))
 	subject := subjects.Result(w.cfg.ID, l.result.TaskID)
 	for {
-		m, err := w.cfg.Bus.RequestUntil(life, subject, l.data, messageID(), requestTry, repeat)
+		m, err := w.cfg.Bus.RequestUntil(life, subject, l.data, messageID(), requestTry, func(m bus.Msg) bool {
+			_, again := answer(m)
+			return again
+		})
 		switch {
 		case err == nil:
 			said, _ := answer(m)

@@ -148,7 +148,7 @@ func (l link) ask(ctx context.Context, q fleet.Question) (fleet.Answer, error) {
 			return a, nil
 		case <-ctx.Done():
 			return fleet.Answer{}, context.Cause(ctx)
-		case <-moved: // a new attempt knows nothing of the question
+		case <-moved.Done(): // a new attempt knows nothing of the question
 		}
 	}
 }
@@ -192,11 +192,15 @@ func (w *Worker) request(ctx context.Context, h *held, subject string, build fun
 			return err
 		}
 		try, stop := until(ctx, moved)
-		reply, err := w.cfg.Bus.RequestUntil(try, subject, data, messageID(), requestTry, repeat)
+		var said error
+		_, err = w.cfg.Bus.RequestUntil(try, subject, data, messageID(), requestTry, func(m bus.Msg) (again bool) {
+			said, again = answer(m)
+			return again
+		})
 		stop()
 		final := err == nil || errors.Is(err, bus.ErrClosed)
 		if err == nil {
-			if err, _ = answer(reply); err == nil {
+			if err = said; err == nil {
 				return nil
 			}
 		}
@@ -245,25 +249,11 @@ func answer(m bus.Msg) (err error, again bool) { //nolint:revive // the error is
 	}
 }
 
-func repeat(m bus.Msg) bool {
-	_, again := answer(m)
-	return again
-}
-
-// until is ctx that also ends when c is closed; stop ends it and waits for what
-// watched c.
-func until(ctx context.Context, c <-chan struct{}) (u context.Context, stop func()) {
+// until is ctx that also ends when other does.
+func until(ctx, other context.Context) (u context.Context, stop func()) {
 	u, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() { // joined by stop
-		defer close(done)
-		select {
-		case <-c:
-			cancel()
-		case <-u.Done():
-		}
-	}()
-	return u, func() { cancel(); <-done }
+	ignore := context.AfterFunc(other, cancel)
+	return u, func() { ignore(); cancel() }
 }
 
 // pause waits for d or for ctx, whose cause it returns.

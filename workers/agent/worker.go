@@ -12,9 +12,13 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/pool"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
+
+// idleHandlers is how many goroutines wait for the next tasks.
+const idleHandlers = 64
 
 // farewellTimeout bounds the wait for the last announce: without JetStream
 // there is nobody to take it.
@@ -33,6 +37,7 @@ type Worker struct {
 
 	started atomic.Bool
 	wg      sync.WaitGroup // everything that Run waits for
+	work    *pool.Pool     // the handlers; too
 }
 
 // New checks c and returns its worker. It starts nothing.
@@ -46,6 +51,7 @@ func New(c Config) (*Worker, error) {
 		log:   c.Log.With(slog.String("component", "agent"), slog.String("agent_id", string(c.ID)), slog.String("instance_id", string(c.Instance))),
 		skill: skillNames(c.Skills),
 		hand:  newHand(c.MaxParallel, c.Heartbeat),
+		work:  pool.New(min(c.MaxParallel, idleHandlers)),
 		state: newState(c.MCP),
 	}
 	if err := w.checkAnnouncement(); err != nil {
@@ -145,6 +151,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	end(ErrStopping)
 	w.wg.Wait()
+	w.work.Wait()
 	w.log.Info("agent has stopped")
 	return nil
 }
@@ -187,9 +194,9 @@ func within(c <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// work runs the handler of a task and hands in what comes of it. ctx is the
+// do runs the handler of a task and hands in what comes of it. ctx is the
 // handler's, life the harness's.
-func (w *Worker) work(ctx, life context.Context, h *held) {
+func (w *Worker) do(ctx, life context.Context, h *held) {
 	ctx, stop := context.WithDeadlineCause(ctx, h.deadline, ErrDeadline)
 	defer stop()
 	res, err := w.call(ctx, h.task)
@@ -197,17 +204,17 @@ func (w *Worker) work(ctx, life context.Context, h *held) {
 	out, send := verdict(ctx, res, err)
 	cause := context.Cause(ctx)
 	h.cancel(errGone)
-	log := w.log.With(slog.String("task_id", string(h.id)), slog.String("status", string(out.Status)))
+	task := slog.String("task_id", string(h.id))
 	if !send {
 		w.hand.forget(h)
-		log.Info("task was dropped", slog.String("reason", cause.Error()), slog.Int64("tokens_spent", out.TokensSpent))
+		w.log.Info("task was dropped", task, slog.String("reason", cause.Error()), slog.Int64("tokens_spent", out.TokensSpent))
 		return
 	}
 	switch {
 	case err != nil && errors.Is(cause, ErrStopping):
-		log.Info("task is handed back")
+		w.log.Info("task is handed back", task)
 	case err != nil:
-		log.Info("task failed", slog.Any("error", err))
+		w.log.Info("task failed", task, slog.Any("error", err))
 	}
 	w.handIn(life, h, out)
 }

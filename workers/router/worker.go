@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/pool"
 	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -105,7 +106,7 @@ type Worker struct {
 	wg        sync.WaitGroup
 	work      context.Context //nolint:containedctx // what is in hand outlives the request and ends with Run
 	writeID   atomic.Uint64
-	pool      *pool
+	pool      *pool.Pool
 	waits     atomic.Pointer[wait]
 
 	mu      sync.Mutex // guards all below
@@ -157,7 +158,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	work, abort := context.WithCancel(context.WithoutCancel(ctx)) // what is in hand outlives ctx
 	defer abort()
 	w.work = work
-	w.pool = newPool(idleWorkers)
+	w.pool = pool.New(idleWorkers)
 	if err := w.open(ctx); err != nil {
 		return fmt.Errorf("router: %w", err)
 	}
