@@ -17,7 +17,9 @@
 // expecting 0, a durable consumer offers each by core request, the acceptance
 // becomes t.<id>.st expecting 0, the result comes back by core request and
 // becomes t.<id>.st expecting the former; then it is answered. It has no ids to
-// validate, no JSON, no matching, no leases, no deadlines, no events.
+// validate, no JSON, no matching, no leases, no deadlines, no events. It runs
+// with Go's own pace of garbage collection; a row of its own shows it with the
+// pace that parley sets.
 //
 // Parley ([parley]) is used as anybody would: dispatches by fleet.api.bench.task.dispatch
 // through package bus, a router, an agent made with workers/agent, outcomes

@@ -129,6 +129,6 @@ func partNames() string {
 func (o options) spec(role, profile string) spec {
 	return spec{
 		Role: role, Profile: profile, Commit: o.commit, Tasks: o.tasks, InFlight: o.inFlight,
-		Routers: o.routers, Agents: o.agents, Classes: 1, Base: o.base,
+		Routers: o.routers, Agents: o.agents, Classes: 1, Base: o.base, Tuned: role != roleLean,
 	}
 }

@@ -51,6 +51,7 @@ type spec struct {
 	Allocs  string `json:"allocs"`
 	Mutex   string `json:"mutex"`
 	Markers bool   `json:"markers"` // mark begin and end for strace
+	Tuned   bool   `json:"tuned"`   // collect garbage at parley's pace, not at Go's
 }
 
 // result is what a child found.
@@ -123,12 +124,13 @@ func beChild(ctx context.Context, arg string, in io.Reader, out io.Writer) error
 	if err := json.Unmarshal([]byte(arg), &s); err != nil {
 		return fmt.Errorf("decode spec: %w", err)
 	}
-	// As parley itself does; the floor has the same.
-	tuned, stop := context.WithCancel(ctx)
-	var tuning sync.WaitGroup
-	tuning.Go(func() { workers.TuneMemory(tuned) })
-	defer tuning.Wait()
-	defer stop()
+	if s.Tuned { // as parley itself does
+		tuned, stop := context.WithCancel(ctx)
+		var tuning sync.WaitGroup
+		tuning.Go(func() { workers.TuneMemory(tuned) })
+		defer tuning.Wait()
+		defer stop()
+	}
 	switch s.Role {
 	case roleLean, roleFleet:
 		r, err := measure(ctx, s)

@@ -49,7 +49,9 @@ func throughput(ctx context.Context, o options, p *page) error {
 		floor := &series{name: "lean floor", spec: o.spec(roleLean, profile)}
 		fleet := &series{name: "Parley", spec: o.spec(roleFleet, profile)}
 		fleet.spec.CPU, fleet.spec.Allocs, fleet.spec.Mutex = o.cpu, o.allocs, o.mutex
-		all := []*series{floor, fleet}
+		tuned := &series{name: "lean floor, Parley's pace of collection", spec: o.spec(roleLean, profile)}
+		tuned.spec.Tuned = true
+		all := []*series{floor, fleet, tuned}
 		if profile == r1Sync && o.commit == "auto" {
 			direct := &series{name: "Parley, commit direct", spec: o.spec(roleFleet, profile)}
 			direct.spec.Commit = "direct"
