@@ -39,6 +39,7 @@ type Provisioning struct {
 	InboxMaxBytes      int64 // default 256 MiB
 	AnnounceMaxBytes   int64 // default 64 MiB
 	DeadLetterMaxBytes int64 // default 256 MiB
+	WebhooksMaxBytes   int64 // of FLEET_WEBHOOKS; default 512 MiB
 	BucketMaxBytes     int64 // of each bucket; default 256 MiB
 }
 
@@ -49,6 +50,7 @@ func (p Provisioning) withDefaults() Provisioning {
 	p.InboxMaxBytes = cmp.Or(p.InboxMaxBytes, 256*mib)
 	p.AnnounceMaxBytes = cmp.Or(p.AnnounceMaxBytes, 64*mib)
 	p.DeadLetterMaxBytes = cmp.Or(p.DeadLetterMaxBytes, 256*mib)
+	p.WebhooksMaxBytes = cmp.Or(p.WebhooksMaxBytes, 512*mib)
 	p.BucketMaxBytes = cmp.Or(p.BucketMaxBytes, 256*mib)
 	return p
 }

@@ -42,7 +42,7 @@ func streamConfig(t *testing.T, b *bus.Bus, stream string) map[string]any {
 	return info.Config
 }
 
-var streams = []string{"FLEET_TASKS", "FLEET_ANNOUNCE", "FLEET_INBOX", "FLEET_DLQ", "KV_FLEET_IDEM", "KV_FLEET_AGENTS", "OBJ_FLEET_INDEX"}
+var streams = []string{"FLEET_TASKS", "FLEET_ANNOUNCE", "FLEET_INBOX", "FLEET_DLQ", "FLEET_WEBHOOKS", "KV_FLEET_IDEM", "KV_FLEET_AGENTS", "OBJ_FLEET_INDEX"}
 
 func TestProvisionIdempotent(t *testing.T) {
 	t.Parallel()

@@ -78,6 +78,7 @@ func catalogue(p Provisioning) []asset {
 			MaxBytes:    p.DeadLetterMaxBytes,
 			Metadata:    map[string]string{"writer": "workers"},
 		}},
+		{stream: outbox(p)},
 		// Expired idempotency keys leave no marker: nobody watches them, and a
 		// marker is one write more per key.
 		{stream: bucket(subjects.BucketIdem, "Idempotency keys, 24 h", jetstream.StreamConfig{
@@ -95,6 +96,22 @@ func catalogue(p Provisioning) []asset {
 			MaxBytes:    p.BucketMaxBytes,
 			Metadata:    map[string]string{"writer": "router"},
 		}},
+	}
+}
+
+// outbox is the stream of webhooks.
+func outbox(p Provisioning) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:              subjects.StreamWebhooks,
+		Description:       "The outbox of webhooks: deliveries until they ended, and what became of each",
+		Subjects:          []string{subjects.WebhookPattern, subjects.WebhookEventPattern},
+		MaxMsgsPerSubject: 1,
+		Discard:           jetstream.DiscardNew,
+		// A delivery is older than what is said about it, so it is the first
+		// to age out: none comes back to life.
+		MaxAge:   30 * day,
+		MaxBytes: p.WebhooksMaxBytes,
+		Metadata: map[string]string{"writer": "webhooks"},
 	}
 }
 

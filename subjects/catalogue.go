@@ -6,6 +6,7 @@ const (
 	StreamAnnounce = "FLEET_ANNOUNCE" // the last announce of every instance
 	StreamInbox    = "FLEET_INBOX"    // the raw door, until a dispatch is a record
 	StreamDLQ      = "FLEET_DLQ"      // what nobody could handle, with the reason
+	StreamWebhooks = "FLEET_WEBHOOKS" // the outbox: deliveries, and what became of them
 
 	BucketIdem   = "FLEET_IDEM"   // idempotency keys
 	BucketAgents = "FLEET_AGENTS" // operators' drains, routers' cool-downs
@@ -62,7 +63,7 @@ func Catalogue() []Entry {
 			Writer: "registry", Readers: "orchestrator, operator",
 			Description: "An instance went live, was lost, drains or was resumed.",
 		},
-	}, apiEntries()...), taskEntries()...)
+	}, apiEntries()...), append(taskEntries(), webhookEntries()...)...)
 }
 
 // apiEntries are the endpoints of the micro service "fleet".
@@ -80,6 +81,11 @@ func apiEntries() []Entry {
 		{"agent", "list", "AgentList → AgentListReply", "orchestrator", "registry", "The instances of the fleet."},
 		{"agent", "drain", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent nothing more."},
 		{"agent", "resume", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent tasks again."},
+		{"webhook", "list", "WebhookList → WebhookListReply", "operator", "webhooks", "Deliveries that wait, that ended lately, and dead letters."},
+		{"webhook", "get", "WebhookRef → WebhookView", "operator", "webhooks", "One delivery, with what is to be sent."},
+		{"webhook", "replay", "WebhookReplay → WebhookReplayReply", "operator", "webhooks", "Send dead letters again, or what waits now."},
+		{"webhook", "drop", "WebhookRef → WebhookView", "operator", "webhooks", "Give a delivery up."},
+		{"webhook", "status", "WebhookStatus → WebhookStatusReply", "operator", "webhooks", "How the endpoints are, and the figures of the worker that answers."},
 	} {
 		list = append(list, Entry{
 			Pattern: "fleet.api.<from>." + e.noun + "." + e.verb, Message: e.message,
@@ -141,6 +147,24 @@ func taskEntries() []Entry {
 			Writer: "bus", Readers: "operator",
 			Kept: "7 days", Stream: StreamDLQ,
 			Description: "What nobody could handle, under its old subject, with the reason in headers Fleet-Dead-*.",
+		},
+	}
+}
+
+// webhookEntries are the subjects of the outbox.
+func webhookEntries() []Entry {
+	return []Entry{
+		{
+			Pattern: "fleet.webhook.<order>.<delivery>", Message: "WEBHOOK_DELIVERY",
+			Writer: "escalation, gateway", Readers: "webhooks",
+			Kept: "until it is delivered; 7 days once it is dead", Stream: StreamWebhooks,
+			Description: "A POST that is to reach a webhook, stored with its delivery id as message id.",
+		},
+		{
+			Pattern: "fleet.webhookevent.<delivery>", Message: "WEBHOOK_STATE",
+			Writer: "webhooks", Readers: "webhooks, escalation, gateway, audit",
+			Kept: "last per delivery, until 24 h after it was delivered, 7 days after it died", Stream: StreamWebhooks,
+			Description: "What became of a delivery so far, written by compare-and-set.",
 		},
 	}
 }

@@ -40,7 +40,7 @@ func TestCatalogue(t *testing.T) {
 		subjects.AnnouncePattern, subjects.HeartbeatPattern, subjects.RouterHeartbeatPattern,
 		subjects.AgentEventPattern, subjects.DispatchPattern, subjects.TaskPattern, subjects.EventPattern,
 		subjects.OutcomePattern, subjects.OfferPattern, subjects.ControlPattern,
-		subjects.ProgressPattern, subjects.ResultPattern,
+		subjects.ProgressPattern, subjects.ResultPattern, subjects.WebhookPattern, subjects.WebhookEventPattern,
 	} {
 		if !patterns[p] {
 			t.Errorf("%s is not in the catalogue", p)
@@ -76,6 +76,8 @@ func TestPermissions(t *testing.T) {
 			role: subjects.RoleOperator,
 			publish: append([]string{
 				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.resume",
+				"fleet.api.bob.webhook.drop", "fleet.api.bob.webhook.get", "fleet.api.bob.webhook.list",
+				"fleet.api.bob.webhook.replay", "fleet.api.bob.webhook.status",
 			}, api...),
 			subscribe: []string{
 				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.announce.*.*", "fleet.dlq.>", "fleet.event.*",

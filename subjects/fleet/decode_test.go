@@ -210,6 +210,7 @@ func allRefusals() []refusal {
 	all := append([]refusal{}, refusals...)
 	for typ, list := range map[string][]refusal{
 		fleet.TypeDispatch: dispatchRefusals, fleet.TypeResult: resultRefusals, fleet.TypeAnnounce: announceRefusals, "": liveRefusals,
+		fleet.TypeDelivery: deliveryRefusals,
 	} {
 		for _, r := range list {
 			if r.typ == "" {

@@ -76,6 +76,9 @@ func FuzzDecodeProgress(f *testing.F)  { fuzz(f, fleet.TypeProgress) }
 func FuzzDecodeControl(f *testing.F)   { fuzz(f, fleet.TypeControl) }
 func FuzzDecodeEvent(f *testing.F)     { fuzz(f, fleet.TypeEvent) }
 
+func FuzzDecodeDelivery(f *testing.F)      { fuzz(f, fleet.TypeDelivery) }
+func FuzzDecodeDeliveryState(f *testing.F) { fuzz(f, fleet.TypeDeliveryState) }
+
 // FuzzDecodeText: whatever is text is a dispatch or refused in our words, and
 // without the mark it is refused only for what it is as a whole.
 func FuzzDecodeText(f *testing.F) {

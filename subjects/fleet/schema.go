@@ -15,6 +15,7 @@ func Schemas() []string {
 	return []string{
 		"session-announce", "heartbeat", "task-dispatch", "task-result",
 		"handshake-ack", "task-progress", "control", "task-event",
+		"webhook-delivery", "webhook-state",
 	}
 }
 

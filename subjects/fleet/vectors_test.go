@@ -33,6 +33,9 @@ var decoders = map[string]func([]byte) (any, error){
 	fleet.TypeProgress:  untyped(fleet.DecodeProgress),
 	fleet.TypeControl:   untyped(fleet.DecodeControl),
 	fleet.TypeEvent:     untyped(fleet.DecodeEvent),
+
+	fleet.TypeDelivery:      untyped(fleet.DecodeDelivery),
+	fleet.TypeDeliveryState: untyped(fleet.DecodeDeliveryState),
 }
 
 // schemaOf names the schema of a message type.
@@ -45,6 +48,9 @@ var schemaOf = map[string]string{
 	fleet.TypeProgress:  "task-progress",
 	fleet.TypeControl:   "control",
 	fleet.TypeEvent:     "task-event",
+
+	fleet.TypeDelivery:      "webhook-delivery",
+	fleet.TypeDeliveryState: "webhook-state",
 }
 
 // untyped forgets the type of a decoder, but not whether it returned nil.
