@@ -69,17 +69,17 @@ type WebhookStatusReply struct {
 
 // WebhookEndpoint is an endpoint as it is now.
 type WebhookEndpoint struct {
-	Endpoint   string     `json:"endpoint"`
-	Known      bool       `json:"known"`                // the worker that answers may send to it
-	Circuit    string     `json:"circuit"`              // closed | open
-	Failures   int        `json:"failures,omitzero"`    // in a row
-	ProbeAt    *time.Time `json:"probe_at,omitempty"`   // open: when the next delivery is tried
-	HoldUntil  *time.Time `json:"hold_until,omitempty"` // the receiver asked for quiet until then
-	Sending    int        `json:"sending"`
-	Pending    int        `json:"pending"`
-	Dead       int        `json:"dead"`
-	Error      *Reason    `json:"error,omitempty"` // the last failure since the last success
-	Unverified string     `json:"unverified,omitempty"`
+	Endpoint  string     `json:"endpoint"`
+	Known     bool       `json:"known"`                // the worker that answers may send to it
+	Circuit   string     `json:"circuit"`              // closed | open
+	Failures  int        `json:"failures,omitzero"`    // in a row
+	ProbeAt   *time.Time `json:"probe_at,omitempty"`   // open: when the next delivery is tried
+	HoldUntil *time.Time `json:"hold_until,omitempty"` // the receiver asked for quiet until then
+	Sending   int        `json:"sending"`
+	Pending   int        `json:"pending"`
+	Dead      int        `json:"dead"`
+	Error     *Reason    `json:"error,omitempty"`     // the last failure since the last success
+	Unreached string     `json:"unreached,omitempty"` // why it could not be reached when the worker began
 }
 
 // Values of WebhookEndpoint.Circuit.

@@ -1,0 +1,180 @@
+package webhooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"parley/bus"
+	"parley/bus/crash"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// figures count exchanges.
+type figures struct {
+	since                       atomic.Int64 // ns
+	attempts, succeeded, failed atomic.Uint64
+}
+
+func (f *figures) start(now time.Time) { f.since.Store(now.UnixNano()) }
+
+// Figures are what a worker counted since it began: HTTP exchanges that began,
+// that ended with 2xx, and that did not.
+type Figures struct {
+	Since                       time.Time
+	Attempts, Succeeded, Failed uint64
+}
+
+// Rate is the part of the exchanges that ended which succeeded, 1 when none
+// has ended.
+func (f Figures) Rate() float64 {
+	if f.Succeeded+f.Failed == 0 {
+		return 1
+	}
+	return float64(f.Succeeded) / float64(f.Succeeded+f.Failed)
+}
+
+// Figures returns the counts; any goroutine may call it.
+func (w *Worker) Figures() Figures {
+	return Figures{
+		Since: time.Unix(0, w.figures.since.Load()).UTC(), Attempts: w.figures.attempts.Load(),
+		Succeeded: w.figures.succeeded.Load(), Failed: w.figures.failed.Load(),
+	}
+}
+
+// errGone is returned when a delivery that is to be sent is no longer stored.
+var errGone = errors.New("the delivery is gone from the outbox")
+
+// attempt claims a delivery, sends it, and stores how that ended.
+func (w *Worker) attempt(ctx context.Context, e *entry) error {
+	state, seq := w.snapshot(e)
+	d, err := w.load(ctx, &state)
+	if err != nil {
+		if errors.Is(err, errGone) {
+			return w.kill(ctx, state, seq, subjects.CodeNotFound, err.Error())
+		}
+		return err
+	}
+	ep := w.lookup(d.Endpoint)
+	if ep == nil {
+		return fmt.Errorf("endpoint %s is not configured here", d.Endpoint)
+	}
+	lease := ep.Timeout + leaseMargin
+	began := time.Now()
+	state.Attempts++
+	state.Sending = &fleet.Sending{By: w.id, LeaseSeconds: lease.Seconds()}
+	state.NextAt, state.Updated = nil, began.UTC()
+	crash.Point("before_webhook_claim")
+	if seq, err = w.write(ctx, &state, seq); err != nil {
+		return err
+	}
+	crash.Point("after_webhook_claim")
+	left := time.Until(began.Add(lease)) - leaseMargin/2
+	if left <= 0 {
+		return errors.New("the claim was stored too late to be used")
+	}
+	tctx, cancel := context.WithTimeout(ctx, min(ep.Timeout, left))
+	w.figures.attempts.Add(1)
+	o := w.post(tctx, ep, d)
+	cancel()
+	if ctx.Err() != nil && !o.ok() {
+		return context.Cause(ctx) // stopping is no failure: the claim runs out
+	}
+	crash.Point("after_webhook_send")
+	ep.schedule(d.Schedule).next(&state, o, time.Now().UTC(), Jitter)
+	w.tell(&state, o)
+	if _, err = w.write(ctx, &state, seq); err != nil {
+		return err
+	}
+	crash.Point("after_webhook_outcome")
+	if state.State == fleet.DeliveryDelivered {
+		return w.purge(ctx, e)
+	}
+	return nil
+}
+
+// tell counts and logs how an attempt ended.
+func (w *Worker) tell(s *fleet.DeliveryState, o outcome) {
+	attrs := []any{
+		slog.String("delivery_id", string(s.DeliveryID)), slog.String("endpoint", s.Endpoint), slog.String("task_id", string(s.TaskID)),
+		slog.Int("attempt", s.Attempts), slog.Int("status", o.status), slog.Duration("took", o.took),
+	}
+	if o.ok() {
+		w.figures.succeeded.Add(1)
+		w.log.Debug("webhook delivered", attrs...)
+		return
+	}
+	w.figures.failed.Add(1)
+	attrs = append(attrs, slog.String("code", string(o.err.Code)), slog.String("reason", o.err.Message))
+	if s.State == fleet.DeliveryDead {
+		w.log.Error("webhook is a dead letter", attrs...)
+		return
+	}
+	w.log.Warn("webhook failed, tried again", attrs...)
+}
+
+// expire ends a delivery whose time is over.
+func (w *Worker) expire(ctx context.Context, e *entry) error {
+	state, seq := w.snapshot(e)
+	says := fmt.Sprintf("not delivered by %s, after %d attempts", state.NotAfter.Format(time.RFC3339), state.Attempts)
+	if state.Error != nil {
+		says += ": " + state.Error.Message
+	}
+	w.log.Error("webhook is a dead letter", slog.String("delivery_id", string(e.id)), slog.String("endpoint", state.Endpoint),
+		slog.String("task_id", string(state.TaskID)), slog.Int("attempt", state.Attempts))
+	return w.kill(ctx, state, seq, subjects.CodeDeadlineExceeded, says)
+}
+
+// kill ends a delivery without an attempt.
+func (w *Worker) kill(ctx context.Context, state fleet.DeliveryState, seq uint64, code subjects.Code, says string) error {
+	state.State, state.Sending, state.NextAt, state.HoldUntil = fleet.DeliveryDead, nil, nil, nil
+	state.Updated, state.Error = time.Now().UTC(), &fleet.Reason{Code: code, Message: says}
+	_, err := w.write(ctx, &state, seq)
+	return err
+}
+
+func (w *Worker) snapshot(e *entry) (fleet.DeliveryState, uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return e.state, e.stateSeq
+}
+
+// load reads a delivery from the outbox.
+func (w *Worker) load(ctx context.Context, s *fleet.DeliveryState) (*fleet.Delivery, error) {
+	m, err := w.cfg.Bus.Last(ctx, subjects.StreamWebhooks, subjects.Webhook(s.Order, s.DeliveryID))
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil, errGone
+	}
+	if err != nil {
+		return nil, err
+	}
+	return fleet.DecodeDelivery(m.Data)
+}
+
+// write stores state by compare-and-set on seq, and takes it in.
+func (w *Worker) write(ctx context.Context, state *fleet.DeliveryState, seq uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
+	s := *state
+	data, err := fleet.Encode(&s)
+	if err != nil {
+		return 0, err
+	}
+	stored, err := w.records.Write(ctx, bus.Record{
+		Subject: subjects.WebhookEvent(s.DeliveryID), Expected: seq, Data: data,
+		WriteID: w.id + "-" + strconv.FormatUint(w.writes.Add(1), 10),
+		Header:  bus.Header{subjects.HeaderWriter: {w.id}},
+	})
+	if err != nil {
+		return 0, err
+	}
+	w.mu.Lock()
+	w.index.recorded(&s, stored, time.Now())
+	w.mu.Unlock()
+	return stored, nil
+}

@@ -1,0 +1,456 @@
+package webhooks
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// entry is one delivery as the stream tells it.
+type entry struct {
+	id    subjects.DeliveryID
+	seq   uint64 // of the delivery in the stream, 0 = it is not (or no longer) known
+	state fleet.DeliveryState
+	// stateSeq is the sequence of state's record; 0: no record yet, and state
+	// says what follows from the delivery.
+	stateSeq uint64
+	endpoint string // its configured endpoint, "" for none
+
+	lane    *lane     // while it is pending and its delivery is known
+	leased  time.Time // by the clock here: until when somebody's claim holds; zero = nobody's
+	busy    bool      // this worker has it in hand
+	pause   time.Time // this worker leaves it alone until then: the bus failed it
+	version uint64    // of its place in the heaps; older places are void
+}
+
+func (e *entry) pending() bool { return e.state.State == fleet.DeliveryPending }
+
+// due is when the next thing may be done with e.
+func (e *entry) due() time.Time {
+	at := e.state.Queued
+	if e.state.NextAt != nil {
+		at = *e.state.NextAt
+	}
+	for _, t := range []time.Time{e.leased, e.pause} {
+		if t.After(at) {
+			at = t
+		}
+	}
+	return at
+}
+
+// lane is all that waits for one target.
+type lane struct {
+	target string
+	orders map[string][]*entry // pending ones, oldest first: only the first of each may go
+	ready  places              // the first of each order, by due; void places among them
+	size   int                 // pending ones
+	claims map[*entry]struct{} // claimed by somebody, or in hand here
+
+	failures int // attempts that failed in a row
+	probeAt  time.Time
+	hold     time.Time // the receiver asked for quiet until then
+	last     *fleet.Reason
+}
+
+// index holds every delivery. It is a plain data structure: whoever uses it
+// has the lock, and passes the time.
+type index struct {
+	known     func(endpoint string) bool // whether this worker may send to it
+	limits    limits
+	entries   map[subjects.DeliveryID]*entry
+	lanes     map[string]*lane
+	ends      places // pending ones, by not_after; void places among them
+	count     map[string]int
+	leftovers []*entry // ended well, and the delivery is still in the stream
+}
+
+type limits struct {
+	perEndpoint int           // exchanges at a time
+	openAfter   int           // failures in a row that open the circuit
+	probeEvery  time.Duration // while it is open
+}
+
+func newIndex(known func(string) bool, l limits) *index {
+	return &index{
+		known: known, limits: l, entries: make(map[subjects.DeliveryID]*entry),
+		lanes: make(map[string]*lane), count: make(map[string]int),
+	}
+}
+
+func (x *index) entry(id subjects.DeliveryID) *entry {
+	e, ok := x.entries[id]
+	if !ok {
+		e = &entry{id: id}
+		x.entries[id] = e
+	}
+	return e
+}
+
+// delivered takes in a delivery that was stored at seq.
+func (x *index) stored(d *fleet.Delivery, seq uint64, at time.Time) {
+	e := x.entry(d.DeliveryID)
+	e.seq, e.endpoint = seq, d.Endpoint
+	switch {
+	case e.stateSeq == 0:
+		x.uncount(e)
+		e.state = begin(d, at)
+		x.count[e.state.State]++
+	case !e.pending() && e.state.State != fleet.DeliveryDead:
+		x.leftovers = append(x.leftovers, e) // it ended well: this is a repeat
+	}
+	x.place(e)
+}
+
+// maxNotAfter bounds how long a delivery waits: well before the stream forgets
+// it.
+const maxNotAfter = 14 * 24 * time.Hour
+
+// begin is the state that follows from a delivery alone.
+func begin(d *fleet.Delivery, at time.Time) fleet.DeliveryState {
+	end := at.Add(fleet.DefaultNotAfter)
+	if d.NotAfter != nil {
+		end = *d.NotAfter
+		if last := at.Add(maxNotAfter); end.After(last) {
+			end = last
+		}
+	}
+	return fleet.DeliveryState{
+		DeliveryID: d.DeliveryID, State: fleet.DeliveryPending, Endpoint: d.Target(), Order: d.Order,
+		Schedule: cmp.Or(d.Schedule, fleet.ScheduleHuman), TaskID: d.TaskID, Queued: at.UTC(), Updated: at.UTC(), NotAfter: end.UTC(),
+	}
+}
+
+// recorded takes in a state that was stored at seq. What is known already is
+// ignored.
+func (x *index) recorded(s *fleet.DeliveryState, seq uint64, now time.Time) {
+	e := x.entry(s.DeliveryID)
+	if seq <= e.stateSeq {
+		return
+	}
+	x.remove(e)
+	x.uncount(e)
+	e.state, e.stateSeq = *s, seq
+	x.count[s.State]++
+	e.leased, e.pause = time.Time{}, time.Time{}
+	if s.Sending != nil {
+		// The lease runs from when it was heard of: whoever claimed it has
+		// begun before, so no clocks need to agree.
+		e.leased = now.Add(time.Duration(s.Sending.LeaseSeconds * float64(time.Second)))
+	}
+	x.judge(e, now)
+	x.place(e)
+}
+
+func (x *index) uncount(e *entry) {
+	if e.state.State != "" {
+		if x.count[e.state.State]--; x.count[e.state.State] == 0 {
+			delete(x.count, e.state.State)
+		}
+	}
+}
+
+// judge learns from an attempt how the endpoint is.
+func (x *index) judge(e *entry, now time.Time) {
+	s := &e.state
+	if s.Sending != nil || s.Attempts == 0 || s.State == fleet.DeliveryDropped {
+		return
+	}
+	l := x.lane(s.Endpoint)
+	switch {
+	case s.State == fleet.DeliveryDelivered:
+		l.failures, l.probeAt, l.hold, l.last = 0, time.Time{}, time.Time{}, nil
+	case s.Error == nil:
+	default:
+		l.last = s.Error
+		if s.HoldUntil != nil && s.HoldUntil.After(l.hold) {
+			l.hold = *s.HoldUntil
+		}
+		// An endpoint that refuses what it is sent is there, and what has run
+		// out of time says nothing new.
+		if s.State == fleet.DeliveryDead && s.Error.Code != subjects.CodeUnavailable && s.Error.Code != subjects.CodeRateLimited {
+			return
+		}
+		if l.failures++; l.failures >= x.limits.openAfter {
+			at := s.Updated
+			if at.After(now) || at.IsZero() {
+				at = now
+			}
+			l.probeAt = at.Add(x.limits.probeEvery)
+		}
+	}
+}
+
+func (x *index) lane(target string) *lane {
+	l, ok := x.lanes[target]
+	if !ok {
+		l = &lane{target: target, orders: make(map[string][]*entry), claims: make(map[*entry]struct{})}
+		x.lanes[target] = l
+	}
+	return l
+}
+
+// place puts e where it belongs: into its lane while it is pending.
+func (x *index) place(e *entry) {
+	if e.lane != nil || !e.pending() || e.seq == 0 {
+		if e.lane != nil {
+			x.requeue(e)
+		}
+		return
+	}
+	l := x.lane(e.state.Endpoint)
+	e.lane = l
+	l.size++
+	list := l.orders[e.state.Order]
+	at, _ := slices.BinarySearchFunc(list, e, func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
+	l.orders[e.state.Order] = slices.Insert(list, at, e)
+	x.requeue(e)
+	if list = l.orders[e.state.Order]; at == 0 && len(list) > 1 { // it goes before the one that was first
+		x.requeue(list[1])
+	}
+}
+
+// requeue gives e its place in the heaps, and makes its former ones void.
+func (x *index) requeue(e *entry) {
+	e.version++
+	l := e.lane
+	if e.busy || !e.leased.IsZero() {
+		l.claims[e] = struct{}{}
+	} else {
+		delete(l.claims, e)
+	}
+	if e.busy {
+		return
+	}
+	heap.Push(&x.ends, slot{e.state.NotAfter, e, e.version})
+	if l.orders[e.state.Order][0] == e {
+		heap.Push(&l.ready, slot{e.due(), e, e.version})
+	}
+}
+
+// remove takes e out of its lane; the next of its order comes to the front.
+func (x *index) remove(e *entry) {
+	l := e.lane
+	if l == nil {
+		return
+	}
+	e.version++
+	e.lane = nil
+	l.size--
+	delete(l.claims, e)
+	list := l.orders[e.state.Order]
+	at := slices.Index(list, e)
+	list = slices.Delete(list, at, at+1)
+	if len(list) == 0 {
+		delete(l.orders, e.state.Order)
+		return
+	}
+	l.orders[e.state.Order] = list
+	if at == 0 {
+		x.requeue(list[0])
+	}
+}
+
+// release takes e out of this worker's hand; it is left alone until pause.
+func (x *index) release(e *entry, pause time.Time) {
+	e.busy, e.pause = false, pause
+	if e.lane != nil {
+		x.requeue(e)
+	}
+}
+
+// forget drops what is known of an ended delivery.
+func (x *index) forget(e *entry) {
+	x.remove(e)
+	x.uncount(e)
+	delete(x.entries, e.id)
+}
+
+// next takes at most room deliveries to attempt, and those whose time is over;
+// all of them are busy from then on. wake is when to ask again, unless
+// something happens before; zero for never.
+func (x *index) next(now time.Time, room int) (send, over []*entry, wake time.Time) {
+	soonest := func(t time.Time) {
+		if wake.IsZero() || t.Before(wake) {
+			wake = t
+		}
+	}
+	x.compact()
+	over, t := x.expired(now, room)
+	if !t.IsZero() {
+		soonest(t)
+	}
+	for _, l := range x.lanes {
+		if l.size == 0 {
+			continue
+		}
+		got, at := x.from(l, now, room-len(send)-len(over))
+		send = append(send, got...)
+		if !at.IsZero() {
+			soonest(at)
+		}
+	}
+	return send, over, wake
+}
+
+func (x *index) expired(now time.Time, room int) (over []*entry, wake time.Time) {
+	for len(x.ends) > 0 && len(over) < room {
+		s := x.ends[0]
+		switch e := s.entry; {
+		case e.version != s.version || e.busy:
+			heap.Pop(&x.ends)
+		case s.at.After(now):
+			return over, s.at
+		case e.leased.After(now): // it may yet succeed
+			heap.Pop(&x.ends)
+			heap.Push(&x.ends, slot{e.leased, e, e.version})
+		default:
+			heap.Pop(&x.ends)
+			x.take(e)
+			over = append(over, e)
+		}
+	}
+	return over, time.Time{}
+}
+
+// from takes what may go from one lane.
+func (x *index) from(l *lane, now time.Time, room int) (send []*entry, wake time.Time) {
+	limit := x.limits.perEndpoint
+	open := l.failures >= x.limits.openAfter
+	if open {
+		limit = 1
+	}
+	live := 0
+	for e := range l.claims {
+		if e.busy || e.leased.After(now) {
+			live++
+			if !e.busy && (wake.IsZero() || e.leased.Before(wake)) {
+				wake = e.leased
+			}
+		}
+	}
+	quiet := l.hold
+	if open && l.probeAt.After(quiet) {
+		quiet = l.probeAt
+	}
+	if quiet.After(now) {
+		return nil, quiet
+	}
+	for len(l.ready) > 0 && live < limit && room > len(send) {
+		s := l.ready[0]
+		switch e := s.entry; {
+		case e.version != s.version || e.lane != l:
+			heap.Pop(&l.ready)
+		case !x.known(e.endpoint):
+			heap.Pop(&l.ready) // another worker's; it comes back with its next state
+		case s.at.After(now):
+			if wake.IsZero() || s.at.Before(wake) {
+				wake = s.at
+			}
+			return send, wake
+		default:
+			heap.Pop(&l.ready)
+			x.take(e)
+			send = append(send, e)
+			live++
+		}
+	}
+	return send, wake
+}
+
+// compact drops void places where they are most of all, such as those of
+// deliveries that ended long before their time.
+func (x *index) compact() {
+	if len(x.ends) < 1024 || len(x.ends) < 4*x.count[fleet.DeliveryPending] {
+		return
+	}
+	x.ends = slices.DeleteFunc(x.ends, func(s slot) bool { return s.entry.version != s.version || s.entry.busy })
+	heap.Init(&x.ends)
+}
+
+// caughtUp looks for what a worker that died left undone.
+func (x *index) caughtUp() {
+	for _, e := range x.entries {
+		if e.seq > 0 && (e.state.State == fleet.DeliveryDelivered || e.state.State == fleet.DeliveryDropped) {
+			x.leftovers = append(x.leftovers, e)
+		}
+	}
+}
+
+// stale returns at most limit deliveries that ended so long ago that they are
+// forgotten, and drops lanes that have nothing to tell.
+func (x *index) stale(now time.Time, keep keep, limit int) (old []*entry) {
+	for target, l := range x.lanes {
+		if l.size == 0 && l.failures == 0 && !l.hold.After(now) {
+			delete(x.lanes, target)
+		}
+	}
+	surplus := x.count[fleet.DeliveryDelivered] - keep.most
+	for _, e := range x.entries {
+		age := now.Sub(e.state.Updated)
+		switch {
+		case len(old) == limit || e.busy:
+		case e.pending():
+			if e.seq == 0 && now.Sub(e.state.NotAfter) > keep.dead { // somebody removed the delivery
+				old = append(old, e)
+			}
+		case e.state.State == fleet.DeliveryDead && age > keep.dead,
+			e.state.State != fleet.DeliveryDead && age > keep.delivered:
+			old = append(old, e)
+		case e.state.State == fleet.DeliveryDelivered && surplus > 0 && age > time.Hour:
+			old = append(old, e)
+			surplus--
+		}
+	}
+	return old
+}
+
+// keep says how long ended deliveries are known.
+type keep struct {
+	delivered, dead time.Duration
+	most            int // delivered ones, once they are an hour old
+}
+
+// take gives e into this worker's hand.
+func (x *index) take(e *entry) {
+	e.busy = true
+	e.version++
+	if e.lane != nil {
+		e.lane.claims[e] = struct{}{}
+	}
+}
+
+// slot is a place in a heap.
+type slot struct {
+	at      time.Time
+	entry   *entry
+	version uint64
+}
+
+// places is a heap of slots, the earliest first, then in the stream's order.
+type places []slot
+
+func (p places) Len() int { return len(p) }
+func (p places) Less(i, j int) bool {
+	if !p[i].at.Equal(p[j].at) {
+		return p[i].at.Before(p[j].at)
+	}
+	return p[i].entry.seq < p[j].entry.seq
+}
+func (p places) Swap(i, j int) { p[i], p[j] = p[j], p[i] }
+
+// Push is for package heap.
+func (p *places) Push(s any) { *p = append(*p, s.(slot)) } //nolint:errcheck,forcetypeassert // nothing else is pushed
+
+// Pop is for package heap.
+func (p *places) Pop() any {
+	old := *p
+	s := old[len(old)-1]
+	old[len(old)-1] = slot{}
+	*p = old[:len(old)-1]
+	return s
+}
