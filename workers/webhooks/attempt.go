@@ -52,7 +52,10 @@ var errGone = errors.New("the delivery is gone from the outbox")
 
 // attempt claims a delivery, sends it, and stores how that ended.
 func (w *Worker) attempt(ctx context.Context, e *entry) error {
-	state, seq := w.snapshot(e)
+	state, seq, err := w.snapshot(e)
+	if err != nil {
+		return err
+	}
 	d, err := w.load(ctx, &state)
 	if err != nil {
 		if errors.Is(err, errGone) {
@@ -120,7 +123,10 @@ func (w *Worker) tell(s *fleet.DeliveryState, o outcome) {
 
 // expire ends a delivery whose time is over.
 func (w *Worker) expire(ctx context.Context, e *entry) error {
-	state, seq := w.snapshot(e)
+	state, seq, err := w.snapshot(e)
+	if err != nil {
+		return err
+	}
 	says := fmt.Sprintf("not delivered by %s, after %d attempts", state.NotAfter.Format(time.RFC3339), state.Attempts)
 	if state.Error != nil {
 		says += ": " + state.Error.Message
@@ -138,10 +144,15 @@ func (w *Worker) kill(ctx context.Context, state fleet.DeliveryState, seq uint64
 	return err
 }
 
-func (w *Worker) snapshot(e *entry) (fleet.DeliveryState, uint64) {
+// snapshot is e's state to go on from, unless another worker's has been heard
+// of since e was taken in hand.
+func (w *Worker) snapshot(e *entry) (fleet.DeliveryState, uint64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return e.state, e.stateSeq
+	if !e.pending() || e.leased.After(time.Now()) {
+		return e.state, e.stateSeq, fmt.Errorf("delivery %s: %w: another worker has it", e.id, bus.ErrConflict)
+	}
+	return e.state, e.stateSeq, nil
 }
 
 // load reads a delivery from the outbox.
