@@ -148,8 +148,11 @@ func (c *client) unanswered(err error, noun, verb string) error {
 		return err
 	}
 	worker := "router"
-	if noun == "agent" && verb == "list" {
+	switch {
+	case noun == "agent" && verb == "list":
 		worker = "registry"
+	case noun == "webhook":
+		worker = "webhooks"
 	}
 	p := &problem{exit: codeExit(subjects.CodeUnavailable), err: err}
 	switch {

@@ -18,6 +18,7 @@ import (
 	"github.com/kelseyhightower/envconfig"
 
 	"parley/subjects"
+	"parley/workers/webhooks"
 )
 
 // config holds every setting: a flag (flag) wins over the environment
@@ -54,6 +55,16 @@ type config struct {
 	HTTP      string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of /healthz and /readyz; off for none"`
 	Grace     span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
+	WebhooksFile   string   `envconfig:"PARLEY_WEBHOOKS_FILE" json:"webhooks_file" flag:"webhooks-file" desc:"file that names webhook endpoints"`
+	WebhookURL     string   `envconfig:"PARLEY_WEBHOOK_URL" json:"webhook_url" flag:"webhook-url" desc:"address of the webhook endpoint human, where people are called"`
+	WebhookSecret  string   `envconfig:"PARLEY_WEBHOOK_SECRET" json:"webhook_secret" flag:"webhook-secret" desc:"what it is signed with, whsec_…; better set in the environment than as a flag"`
+	WebhookHeader  string   `envconfig:"PARLEY_WEBHOOK_HEADER" json:"webhook_header" flag:"webhook-header" desc:"a header for it, such as X-API-Key: …; better set in the environment than as a flag"`
+	WebhookAllow   []string `envconfig:"PARLEY_WEBHOOK_ALLOW" json:"webhook_allow" flag:"webhook-allow" desc:"hosts and networks that webhooks may reach although they are not public, or without TLS"`
+	WebhookRetries int      `envconfig:"PARLEY_WEBHOOK_RETRIES" json:"webhook_retries" flag:"webhook-retries" desc:"attempts of a push"`
+	WebhookBase    span     `envconfig:"PARLEY_WEBHOOK_BASE" json:"webhook_base" flag:"webhook-base" desc:"wait after the first attempt of a push, doubled after each"`
+	WebhookTimeout span     `envconfig:"PARLEY_WEBHOOK_TIMEOUT" json:"webhook_timeout" flag:"webhook-timeout" desc:"time for one webhook to be called and to answer"`
+	WebhookCheck   bool     `envconfig:"PARLEY_WEBHOOK_CHECK" json:"webhook_check" flag:"webhook-check" desc:"say at the start which webhook endpoints cannot be reached"`
+
 	Host string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
 	Port int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
 	Data string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
@@ -67,6 +78,7 @@ func defaultConfig(getenv func(string) string) *config {
 		Server: "nats://127.0.0.1:4222", Timeout: span(5 * time.Second),
 		As: "operator", Output: "table", LogLevel: "info", LogFormat: "auto",
 		Workers: workerNames(), Operators: []string{"operator"}, Provision: "create",
+		WebhookRetries: webhooks.Push().Attempts, WebhookBase: span(webhooks.Push().Base), WebhookTimeout: span(webhooks.DefaultTimeout),
 		HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
@@ -136,6 +148,10 @@ func (c *config) check() error {
 	}
 	if !slices.Contains([]int{0, 1, 3, 5}, c.Replicas) {
 		return usage("--replicas %d: expected 1, 3 or 5", c.Replicas)
+	}
+	if c.WebhookRetries < 1 || c.WebhookBase <= 0 || c.WebhookTimeout <= 0 {
+		return usage("--webhook-retries %d, --webhook-base %s, --webhook-timeout %s: expected more than nothing",
+			c.WebhookRetries, &c.WebhookBase, &c.WebhookTimeout)
 	}
 	for _, id := range append([]string{c.As}, c.Operators...) {
 		if _, err := subjects.ParseAgentID(id); err != nil {

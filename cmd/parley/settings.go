@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -17,7 +18,10 @@ var (
 	}
 	workerFlags = []string{
 		"workers", "operators", "max-queued", "keep-ended", "max-store", "http", "grace",
+		"webhooks-file", "webhook-url", "webhook-secret", "webhook-header", "webhook-allow", "webhook-retries", "webhook-base",
+		"webhook-timeout", "webhook-check",
 	}
+	secretFlags = []string{"password", "token", "webhook-url", "webhook-secret", "webhook-header"}
 	brokerFlags = []string{"host", "port", "data", "sync"}
 )
 
@@ -77,7 +81,7 @@ func bind(fs *pflag.FlagSet, c *config, names ...string) {
 		default:
 			panic("no kind of flag holds the setting " + name)
 		}
-		if s.flag == "password" || s.flag == "token" {
+		if slices.Contains(secretFlags, s.flag) {
 			fs.Lookup(name).DefValue = "" // help shows no secrets
 		}
 	}

@@ -17,7 +17,7 @@ import (
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
-func workerNames() []string { return []string{"registry", "router"} }
+func workerNames() []string { return []string{"registry", "router", "webhooks"} }
 
 // worker makes the worker called name.
 func (a *app) worker(name string, b *bus.Bus, log *slog.Logger) (workers.Worker, error) {
@@ -34,6 +34,12 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger) (workers.Worker,
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "registry":
 		w, err := registry.New(registry.Config{Bus: b, Version: semver(), Log: log})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "webhooks":
+		w, err := a.newWebhooks(b, log)
 		if err != nil {
 			return workers.Worker{}, err
 		}
@@ -61,6 +67,9 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, log *slog.Logger, ready fun
 		}
 		w, makeErr := a.worker(name, b, log)
 		if makeErr != nil {
+			if _, ok := errors.AsType[*problem](makeErr); ok {
+				return makeErr
+			}
 			return failed("make the worker %s: %w", name, makeErr)
 		}
 		all = append(all, w)
