@@ -50,7 +50,8 @@ func TestWebhookFromOutboxToReceiver(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil { // no secret is in it
 		t.Fatal(err)
 	}
-	j, url := s.up(t, "--webhooks-file", file, "--webhook-url", server.URL+"/human", "--webhook-allow", "127.0.0.1", "--webhook-check")
+	j, url := s.up(t, "--webhooks-file", file, "--webhook-url", server.URL+"/human", "--webhook-allow", "127.0.0.1", "--webhook-check",
+		"--webhook-secret", webhookSecret, "--webhook-header", "X-Human: call me")
 	s.environ = append(s.environ, "NATS_URL="+url)
 	outbox(t, url, fleet.Delivery{
 		DeliveryID: "d1", Order: "t1", TaskID: "t1", Endpoint: "n8n", Body: json.RawMessage(`{"text":"call me"}`), Schedule: fleet.SchedulePush,
@@ -83,6 +84,13 @@ func TestWebhookFromOutboxToReceiver(t *testing.T) {
 	})
 	s.run(t, "webhook", "replay", "d1").check(t, 19, "", "nothing left to send")
 	s.run(t, "webhook", "replay", "--all", "--since", "1h").check(t, 0, "", "0 sent again")
+	for len(calls) > 0 {
+		<-calls
+	}
+	outbox(t, url, fleet.Delivery{DeliveryID: "d3", Order: "t2", Endpoint: "human", Body: json.RawMessage(`1`)})
+	if h := <-calls; h.Get("X-Human") != "call me" || h.Get("webhook-id") != "d3" || h.Get("webhook-signature") == "" {
+		t.Errorf("headers %v", h)
+	}
 	outbox(t, url, fleet.Delivery{DeliveryID: "d2", Order: "t1", Endpoint: "nowhere", Body: json.RawMessage(`1`)})
 	bustest.Eventually(t, "a delivery that waits", func() bool {
 		return strings.Contains(s.run(t, "webhook", "show", "d2").stdout, "not configured")
@@ -133,4 +141,30 @@ func TestWebhookSettingsAreChecked(t *testing.T) {
 	if strings.Contains(help.stdout, "hunter2") {
 		t.Error("help shows a secret")
 	}
+}
+
+// The guide's file is one that is read.
+func TestWebhookGuideFile(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/guide/webhooks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "```json\n")
+	text, _, ok := strings.Cut(rest, "```")
+	if !ok {
+		t.Fatal("no JSON in the guide")
+	}
+	s := newShell(t, "ONCALL_URL=https://oncall.example/hook", "ONCALL_KEY=k")
+	secret := filepath.Join(s.home(), "secret")
+	if err := os.WriteFile(secret, []byte(webhookSecret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(s.home(), "webhooks.json")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "/run/secrets/oncall", secret)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, url := s.up(t, "--webhooks-file", file)
+	s.environ = append(s.environ, "NATS_URL="+url)
+	s.run(t, "webhook", "status").check(t, 0, "oncall", "")
 }
