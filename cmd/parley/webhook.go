@@ -256,7 +256,7 @@ func (a *app) webhookStatus() *cobra.Command {
 			}
 			g.print()
 			a.print(fmt.Sprintf("%s attempts, %s succeeded, %s failed (%.1f %%) by %s since %s",
-				thousands(int64(v.Attempts)), thousands(int64(v.Succeeded)), thousands(int64(v.Failed)), //nolint:gosec // counts
+				thousands(int64(v.Attempts)), thousands(int64(v.Succeeded)), thousands(int64(v.Failed)),
 				100*v.Rate, v.Worker, v.Since.UTC().Format(time.RFC3339)))
 			return nil
 		}),

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -69,9 +70,7 @@ func (w *Worker) apiList(_ context.Context, _ subjects.AgentID, data []byte) (an
 			reply.Deliveries = append(reply.Deliveries, e.state)
 		}
 	}
-	for state, n := range w.index.count {
-		reply.Count[state] = n
-	}
+	maps.Copy(reply.Count, w.index.count)
 	w.mu.Unlock()
 	newestFirst(reply.Deliveries)
 	reply.Total = len(reply.Deliveries)

@@ -3,6 +3,7 @@ package webhooks_test
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,14 +40,14 @@ func TestGuide(t *testing.T) {
 	for what, value := range map[string]string{
 		"time-out of a whole exchange (`PARLEY_WEBHOOK_TIMEOUT`)":                short(webhooks.DefaultTimeout),
 		"schedule `human`: waits after each attempt":                             strings.Join(waits, ", "),
-		"schedule `push`: attempts (`PARLEY_WEBHOOK_RETRIES`)":                   fmt.Sprint(push.Attempts),
+		"schedule `push`: attempts (`PARLEY_WEBHOOK_RETRIES`)":                   strconv.Itoa(push.Attempts),
 		"schedule `push`: first wait (`PARLEY_WEBHOOK_BASE`), doubled each time": short(push.Base),
 		"jitter of every wait":                                      fmt.Sprintf("± %.0f %%", 100*webhooks.Jitter),
 		"longest `Retry-After` that is honoured":                    short(webhooks.MaxRetryAfter),
 		"a delivery ends as a dead letter, if it does not say when": short(fleet.DefaultNotAfter) + " after it was stored",
-		"exchanges with one endpoint at a time":                     fmt.Sprint(webhooks.DefaultPerEndpoint),
-		"exchanges of one worker at a time":                         fmt.Sprint(webhooks.DefaultConcurrency),
-		"failures in a row that open an endpoint's circuit":         fmt.Sprint(webhooks.DefaultOpenAfter),
+		"exchanges with one endpoint at a time":                     strconv.Itoa(webhooks.DefaultPerEndpoint),
+		"exchanges of one worker at a time":                         strconv.Itoa(webhooks.DefaultConcurrency),
+		"failures in a row that open an endpoint's circuit":         strconv.Itoa(webhooks.DefaultOpenAfter),
 		"a probe while the circuit is open, every":                  short(webhooks.DefaultProbeEvery),
 		"a delivered one is known for":                              short(webhooks.KeepDelivered),
 		"a dead letter is kept for":                                 short(webhooks.KeepDead),

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"strings"
 	"time"
 
@@ -120,13 +119,4 @@ func (e *endpoint) schedule(kind string) Schedule {
 		return e.Push
 	}
 	return e.Human
-}
-
-// origin names where e leads without what is secret in it.
-func (e *endpoint) origin() string {
-	u, err := url.Parse(e.URL)
-	if err != nil || u.Host == "" {
-		return ""
-	}
-	return u.Scheme + "://" + u.Host
 }

@@ -91,7 +91,7 @@ func (x *index) entry(id subjects.DeliveryID) *entry {
 	return e
 }
 
-// delivered takes in a delivery that was stored at seq.
+// stored takes in a delivery that was stored at seq.
 func (x *index) stored(d *fleet.Delivery, seq uint64, at time.Time) {
 	e := x.entry(d.DeliveryID)
 	e.seq, e.endpoint = seq, d.Endpoint
@@ -434,14 +434,20 @@ type slot struct {
 // places is a heap of slots, the earliest first, then in the stream's order.
 type places []slot
 
-func (p places) Len() int { return len(p) }
-func (p places) Less(i, j int) bool {
-	if !p[i].at.Equal(p[j].at) {
-		return p[i].at.Before(p[j].at)
+// Len is for package heap.
+func (p *places) Len() int { return len(*p) }
+
+// Less is for package heap.
+func (p *places) Less(i, j int) bool {
+	a, b := &(*p)[i], &(*p)[j]
+	if !a.at.Equal(b.at) {
+		return a.at.Before(b.at)
 	}
-	return p[i].entry.seq < p[j].entry.seq
+	return a.entry.seq < b.entry.seq
 }
-func (p places) Swap(i, j int) { p[i], p[j] = p[j], p[i] }
+
+// Swap is for package heap.
+func (p *places) Swap(i, j int) { (*p)[i], (*p)[j] = (*p)[j], (*p)[i] }
 
 // Push is for package heap.
 func (p *places) Push(s any) { *p = append(*p, s.(slot)) } //nolint:errcheck,forcetypeassert // nothing else is pushed

@@ -1,6 +1,7 @@
 package webhooks
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -49,9 +50,9 @@ func (s Schedule) validate() error {
 	case s.Attempts < 0 || s.Base < 0:
 		return fmt.Errorf("attempts %d and base %s must not be negative", s.Attempts, s.Base)
 	case s.Base == 0 && len(s.Steps) == 0:
-		return fmt.Errorf("a schedule needs a base or steps")
+		return errors.New("a schedule needs a base or steps")
 	case s.Base > 0 && len(s.Steps) > 0:
-		return fmt.Errorf("a schedule has a base or steps, not both")
+		return errors.New("a schedule has a base or steps, not both")
 	}
 	for _, d := range s.Steps {
 		if d <= 0 {

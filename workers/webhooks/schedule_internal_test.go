@@ -1,9 +1,9 @@
 package webhooks
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -88,7 +88,7 @@ func TestAnswers(t *testing.T) {
 		{500, "pending", "pending", true},
 		{503, "pending", "pending", true},
 	} {
-		t.Run(fmt.Sprint(tt.status), func(t *testing.T) {
+		t.Run(strconv.Itoa(tt.status), func(t *testing.T) {
 			t.Parallel()
 			now := time.Unix(1e9, 0).UTC()
 			for kind, want := range map[string]string{fleet.SchedulePush: tt.push, fleet.ScheduleHuman: tt.human} {

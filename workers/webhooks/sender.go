@@ -120,7 +120,7 @@ func (s *sender) exchange(ctx context.Context, ep *endpoint, d *fleet.Delivery, 
 	if err != nil {
 		return unanswered(err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	// A receiver that has said 2xx has taken it, whatever becomes of the rest
 	// of its answer; reading some of that keeps the connection.
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxAnswer))

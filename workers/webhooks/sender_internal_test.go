@@ -152,7 +152,7 @@ func raw(t *testing.T, serve func(ctx context.Context, c net.Conn, r *http.Reque
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -93,7 +93,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func (c *Config) validate() error {
+func (c Config) validate() error {
 	switch {
 	case c.Bus == nil:
 		return errors.New("webhooks: Config.Bus is required")
@@ -264,7 +264,7 @@ func (w *Worker) pump(run, work context.Context) {
 	defer timer.Stop()
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
-	w.sweep(work)
+	w.sweep(run)
 	for {
 		now := time.Now()
 		w.mu.Lock()
@@ -287,7 +287,7 @@ func (w *Worker) pump(run, work context.Context) {
 		case <-w.wake:
 		case <-timer.C:
 		case <-sweep.C:
-			w.sweep(work)
+			w.sweep(run)
 		}
 	}
 }
@@ -329,6 +329,9 @@ func (w *Worker) apply(ctx context.Context, m bus.Msg) {
 		if err == nil && (d.Order != vars[0] || string(d.DeliveryID) != vars[1]) {
 			err = subjects.Errorf(subjects.CodeInvalidMessage, "the delivery says order %s and id %s", d.Order, d.DeliveryID).At("/delivery_id")
 		}
+		if err == nil {
+			err = w.taken(d)
+		}
 		if err != nil {
 			w.bury(ctx, m, err)
 			return
@@ -357,6 +360,17 @@ func (w *Worker) apply(ctx context.Context, m bus.Msg) {
 	w.poke()
 }
 
+// taken refuses a delivery whose id another one has.
+func (w *Worker) taken(d *fleet.Delivery) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e := w.index.entries[d.DeliveryID]; e != nil && e.state.Order != "" && e.state.Order != d.Order {
+		return subjects.Errorf(subjects.CodeIdempotencyConflict, "delivery %s is there with order %s", d.DeliveryID, e.state.Order).
+			At("/delivery_id").WithRemedy("give every delivery an id of its own")
+	}
+	return nil
+}
+
 // bury puts a message that is no delivery to the dead letters, where parley dlq
 // shows it.
 func (w *Worker) bury(ctx context.Context, m bus.Msg, reason error) {
@@ -380,6 +394,7 @@ func (w *Worker) sweep(ctx context.Context) {
 	for _, e := range left {
 		if err := w.purge(ctx, e); err != nil {
 			w.log.Warn("delivery not removed", slog.String("delivery_id", string(e.id)), slog.Any("error", err))
+			return // in a day's time it is removed with its state
 		}
 	}
 	for _, e := range old {
