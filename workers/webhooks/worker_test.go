@@ -312,7 +312,7 @@ func TestOneAtATimePerOrder(t *testing.T) {
 	for range 3 {
 		start(t, quick(webhooks.Config{Bus: s.Connect(t), Endpoints: []webhooks.Endpoint{r.endpoint("human")}, OpenAfter: 1000}))
 	}
-	const orders, each = 10, 8
+	const orders, each = 6, 6
 	for n := range each {
 		for o := range orders {
 			put(t, b, fleet.Delivery{DeliveryID: subjects.DeliveryID(fmt.Sprintf("o%d-%d", o, n)), Order: fmt.Sprintf("o%d", o)})
@@ -386,7 +386,7 @@ func TestCircuit(t *testing.T) {
 	other := newReceiver(t, always(200))
 	cfg := quick(webhooks.Config{Bus: b, Endpoints: []webhooks.Endpoint{r.endpoint("human"), other.endpoint("other")}})
 	w, stop := start(t, cfg)
-	const waiting = 300
+	const waiting = 120
 	for n := range waiting {
 		put(t, b, fleet.Delivery{DeliveryID: subjects.DeliveryID(fmt.Sprint("d", n)), Order: fmt.Sprint("t", n)})
 	}
@@ -441,7 +441,7 @@ func TestBadDeliveriesAreBuried(t *testing.T) {
 	await(t, b, "taken", fleet.DeliveryDelivered)
 	for id, text := range map[string]string{
 		"taken": `{"delivery_id":"taken","order":"t","endpoint":"human","body":"another order's"}`,
-		"b1": `nonsense`, "b2": `{"delivery_id":"b2"}`, "b3": `{"delivery_id":"other","order":"t","endpoint":"human","body":1}`,
+		"b1":    `nonsense`, "b2": `{"delivery_id":"b2"}`, "b3": `{"delivery_id":"other","order":"t","endpoint":"human","body":1}`,
 	} {
 		if _, err := b.Store(t.Context(), subjects.Webhook("t", subjects.DeliveryID(id)), []byte(text), "", nil); err != nil {
 			t.Fatal(err)
