@@ -157,6 +157,11 @@ func (x *index) uncount(e *entry) {
 // judge learns from an attempt how the endpoint is.
 func (x *index) judge(e *entry, now time.Time) {
 	s := &e.state
+	if s.State == fleet.DeliveryPending && s.By != "" && s.Attempts == 0 {
+		// An operator has it sent now, whatever was known of the endpoint.
+		l := x.lane(s.Endpoint)
+		l.probeAt, l.hold = time.Time{}, time.Time{}
+	}
 	if s.Sending != nil || s.Attempts == 0 || s.State == fleet.DeliveryDropped {
 		return
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -278,6 +279,29 @@ func TestDeadLetterIsReplayed(t *testing.T) {
 			t.Errorf("id %s", c.id)
 		}
 	}
+}
+
+// An operator's replay does not wait for the probe of an open circuit, nor for
+// what the receiver asked for.
+func TestReplayGoesNow(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	var up atomic.Bool
+	r := newReceiver(t, func(int, string) int {
+		if up.Load() {
+			return 200
+		}
+		return 503
+	})
+	c := quick(webhooks.Config{Bus: b, Endpoints: []webhooks.Endpoint{r.endpoint("human")}, OpenAfter: 1, ProbeEvery: time.Hour})
+	start(t, c)
+	put(t, b, fleet.Delivery{DeliveryID: "d1", Order: "d1", Schedule: fleet.ScheduleHuman})
+	bustest.Eventually(t, "the first attempt", func() bool {
+		return must[fleet.WebhookView](t, b, "get", fleet.WebhookRef{DeliveryID: "d1"}).Status == 503
+	})
+	up.Store(true)
+	must[fleet.WebhookReplayReply](t, b, "replay", fleet.WebhookReplay{DeliveryID: "d1"})
+	await(t, b, "d1", fleet.DeliveryDelivered)
 }
 
 // What goes wrong once for an order holds back that order alone; deliveries of
