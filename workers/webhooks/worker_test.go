@@ -293,7 +293,8 @@ func TestReplayGoesNow(t *testing.T) {
 		}
 		return 503
 	})
-	c := quick(webhooks.Config{Bus: b, Endpoints: []webhooks.Endpoint{r.endpoint("human")}, OpenAfter: 1, ProbeEvery: time.Hour})
+	c := quick(webhooks.Config{Bus: b, Endpoints: []webhooks.Endpoint{r.endpoint("human")}, OpenAfter: 1})
+	c.ProbeEvery = time.Hour
 	start(t, c)
 	put(t, b, fleet.Delivery{DeliveryID: "d1", Order: "d1", Schedule: fleet.ScheduleHuman})
 	bustest.Eventually(t, "the first attempt", func() bool {
