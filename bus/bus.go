@@ -37,9 +37,10 @@ type Config struct {
 	InboxPrefix string                     // default _INBOX
 	InProcess   nats.InProcessConnProvider // an embedded server
 
-	// SyncAlways says that the server is known to fsync before it
-	// acknowledges (sync_interval: always). CommitAuto groups the writes of
-	// unreplicated streams only then.
+	// SyncAlways says that the server fsyncs before it acknowledges
+	// (sync_interval: always). CommitAuto groups the writes of unreplicated
+	// streams only then. No client can see it: where it is not so, only speed
+	// is lost.
 	SyncAlways bool
 
 	ConnectTimeout time.Duration // in total, default 10 s
