@@ -3,12 +3,14 @@ package bus_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
 
 	"parley/bus"
 	"parley/bus/bustest"
@@ -190,5 +192,61 @@ func TestConnectErrors(t *testing.T) {
 	cancel()
 	if _, err := bus.Connect(ctx, bus.Config{URL: url}); err == nil {
 		t.Error("Connect with an ended context = nil")
+	}
+}
+
+func maxBytes(t *testing.T, b *bus.Bus, stream string) int64 {
+	t.Helper()
+	n, _ := streamConfig(t, b, stream)["max_bytes"].(float64)
+	return int64(n)
+}
+
+func TestProvisionFitsTheRoom(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	for _, c := range []struct {
+		name       string
+		room, give int64
+		tasks      int64 // 0 = it must not fit
+	}{
+		{"plenty", 6000 * mib, 0, 4096 * mib},
+		{"a small disk", 544 * mib, 0, 409 * mib},
+		{"the least", bus.MinRoom, 0, 192 * mib},
+		{"less than the least", bus.MinRoom - mib, 0, 0},
+		{"little beside what is given", 1024 * mib, 512 * mib, 512 * mib},
+		{"more given than there is", 1024 * mib, 1025 * mib, 0},
+		{"nothing left beside what is given", 1024 * mib, 1024 * mib, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := bustest.New(t, func(o *server.Options) { o.JetStreamMaxStore = c.room }).Connect(t)
+			err := b.Provision(t.Context(), bus.Provisioning{Room: c.room, MaxBytes: c.give})
+			if c.tasks == 0 {
+				if !errors.Is(err, bus.ErrFull) || !strings.Contains(err.Error(), "MiB") {
+					t.Errorf("Provision = %v, want ErrFull and the figures", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := maxBytes(t, b, "FLEET_TASKS"); got/mib != c.tasks/mib {
+				t.Errorf("FLEET_TASKS has %d MiB, want %d", got/mib, c.tasks/mib)
+			}
+		})
+	}
+}
+
+func TestProvisionKeepsSizes(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	b := bustest.New(t).Connect(t)
+	for _, p := range []bus.Provisioning{{MaxBytes: 10 * mib}, {}, {Room: bus.MinRoom}} {
+		if err := b.Provision(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if got := maxBytes(t, b, "FLEET_TASKS"); got != 10*mib {
+			t.Errorf("after %+v FLEET_TASKS has %d bytes, want 10 MiB", p, got)
+		}
 	}
 }

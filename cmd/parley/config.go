@@ -51,7 +51,7 @@ type config struct {
 	KeepEnded int      `envconfig:"PARLEY_KEEP_ENDED" json:"keep_ended" flag:"keep-ended" desc:"ended tasks kept at most (and 24 h at most); 0 is the router's default"`
 	Provision string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
 	Replicas  int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
-	MaxStore  size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 is the default"`
+	MaxStore  size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 keeps what is there, and begins with 4GiB or what the disk has"`
 	HTTP      string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of /healthz and /readyz; off for none"`
 	Grace     span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 

@@ -43,7 +43,7 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	defer b.Close()
 	begin := time.Now()
-	return a.fleet(ctx, b, log, func(health string) {
+	return a.fleet(ctx, b, 0, log, func(health string) {
 		log.Info("ready", slog.Any("workers", a.conf.Workers), slog.String("server", a.serverName()),
 			slog.String("http", health), slog.String("took", roughly(time.Since(begin))))
 	})

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -231,4 +232,20 @@ func TestServe(t *testing.T) {
 	}
 	verify := newShell(t, "NATS_URL="+bustest.New(t).URL())
 	verify.run(t, "serve", "--http", "off", "--provision", "verify").check(t, exitFailed, "", "streams are not as they must be")
+}
+
+func TestUpSaysWhatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	got := s.run(t, "up", "--port", "-1", "--http", "off", "--max-store", "4000000TiB")
+	got.check(t, exitFailed, "", "parley: the fleet's streams do not fit on the disk: the broker can reserve ")
+	got.check(t, exitFailed, "", "next:  --max-store is 4000000TiB (PARLEY_MAX_STORE): leave it out")
+	served := newShell(t, "NATS_URL="+bustest.New(t).URL())
+	served.run(t, "serve", "--http", "off", "--max-store", "1TiB").
+		check(t, exitFailed, "", "raise the servers' max_file_store, or have smaller task records: --max-store 512MiB")
+	a := &app{conf: &config{Data: "/data"}}
+	err, ok := errors.AsType[*problem](a.notProvisioned(bus.ErrFull, 100<<20))
+	if !ok || !strings.Contains(err.what, "100 MiB in /data") || !strings.Contains(err.then, "needs 256 MiB") {
+		t.Errorf("%+v", err)
+	}
 }
