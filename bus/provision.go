@@ -85,19 +85,39 @@ func (b *Bus) checkServer(ctx context.Context) error {
 		return fmt.Errorf("the NATS server is version %s, at least %s is needed: upgrade nats-server", have, minVersion)
 	}
 	var info *jetstream.AccountInfo
+	begin := time.Now()
 	err := b.persist(ctx, func(ctx context.Context) (err error) {
 		info, err = b.js.AccountInfo(ctx)
+		if time.Since(begin) > startingServer {
+			return b.noJetStream(err)
+		}
 		return err
 	})
 	switch {
 	case errors.Is(err, ErrNoResponders):
-		return fmt.Errorf("JetStream does not answer: is it enabled (nats-server -js), and has the cluster a leader? (%w)", err)
+		return fmt.Errorf("JetStream does not answer: has the cluster a leader? (%w)", err)
 	case err != nil:
 		return fmt.Errorf("ask for the account: %w", err)
 	case info.API.Level < minAPILevel:
 		return fmt.Errorf("the server's JetStream API level is %d, at least %d is needed: upgrade nats-server", info.API.Level, minAPILevel)
 	}
 	return nil
+}
+
+// startingServer is how long a server that is starting may say that it has no
+// JetStream.
+const startingServer = 5 * time.Second
+
+// noJetStream says so where waiting does not help, and returns err elsewhere.
+func (b *Bus) noJetStream(err error) error {
+	has, _ := b.nc.ConnectedServerJetStream()
+	switch {
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return fmt.Errorf("%w: the account of these credentials has no JetStream: enable it there, or use an account that has it", errRefused)
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled) && !has:
+		return fmt.Errorf("%w: the server has no JetStream: start it with nats-server -js, or connect to one that has", errRefused)
+	}
+	return err
 }
 
 // persist repeats f while the server or its cluster is starting.

@@ -1,7 +1,6 @@
 package bus_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -173,25 +172,6 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 	if err := one.Provision(ctx, bus.Provisioning{MaxBytes: 1 << 50}); err == nil || !strings.Contains(err.Error(), "free disk space") {
 		t.Errorf("a petabyte = %v", err)
-	}
-}
-
-func TestConnectErrors(t *testing.T) {
-	t.Parallel()
-	if _, err := bus.Connect(t.Context(), bus.Config{}); err == nil {
-		t.Error("Connect to nothing = nil")
-	}
-	s := bustest.New(t)
-	url := s.URL()
-	s.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	if _, err := bus.Connect(ctx, bus.Config{URL: url, ConnectTimeout: 300_000_000}); err == nil || !strings.Contains(err.Error(), url) {
-		t.Errorf("Connect to a server that is off = %v, want the address", err)
-	}
-	cancel()
-	if _, err := bus.Connect(ctx, bus.Config{URL: url}); err == nil {
-		t.Error("Connect with an ended context = nil")
 	}
 }
 

@@ -76,6 +76,9 @@ func (a *app) noServer(err error) error {
 		p.what, p.exit = "NATS at "+a.serverName()+" does not let us in (auth_failed)", codeExit(subjects.CodeAuthFailed)
 		return p.next("give --creds, --nkey, --user and --password, or --context NAME")
 	}
+	if errors.Is(err, bus.ErrTLS) {
+		return p.next("--tlsca names the authority that the server's certificate is of, --tlscert and --tlskey a certificate of your own; a server that speaks TLS first needs --tlsfirst")
+	}
 	return p.next("parley up  starts a fleet on this machine; --server or --context names another")
 }
 
