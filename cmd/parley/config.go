@@ -84,18 +84,27 @@ func defaultConfig(getenv func(string) string) *config {
 	}
 }
 
+// readEnviron reads the PARLEY_ variables of this process. It is the only
+// place that asks the operating system for them: main hands it on, and a test
+// that does not is out of reach of whatever its caller has set.
+func readEnviron(c *config) error { return envconfig.Process("", c) }
+
 // loadConfig reads file and environment on top of the defaults.
-func loadConfig(getenv func(string) string) (*config, error) {
+func loadConfig(p *process) (*config, error) {
+	getenv := p.getenv
 	c := defaultConfig(getenv)
 	if err := c.readFile(configFile(getenv)); err != nil {
 		return nil, err
 	}
 	pristine := *defaultConfig(getenv)
-	if err := envconfig.Process("", c); err != nil {
-		if p, ok := errors.AsType[*envconfig.ParseError](err); ok {
-			return nil, usage("%s=%q is not valid: %w", p.KeyName, p.Value, p.Err).next("parley help env")
+	if p.settings != nil {
+		err := p.settings(c)
+		if bad, ok := errors.AsType[*envconfig.ParseError](err); ok {
+			return nil, usage("%s=%q is not valid: %w", bad.KeyName, bad.Value, bad.Err).next("parley help env")
 		}
-		return nil, usage("read the environment: %w", err)
+		if err != nil {
+			return nil, usage("read the environment: %w", err)
+		}
 	}
 	// natscli's own variables count where nothing of ours is set.
 	v, d := reflect.ValueOf(c).Elem(), reflect.ValueOf(&pristine).Elem()

@@ -23,10 +23,12 @@ import (
 type process struct {
 	args    []string
 	environ []string // NAME=value
-	stdin   io.Reader
-	stdout  io.Writer
-	stderr  io.Writer
-	clock   func() time.Time // nil is time.Now
+	// settings reads the PARLEY_ variables; nil reads none
+	settings func(*config) error
+	stdin    io.Reader
+	stdout   io.Writer
+	stderr   io.Writer
+	clock    func() time.Time // nil is time.Now
 }
 
 // getenv is the value of a variable, "" when it is not set.
@@ -52,7 +54,7 @@ func run(ctx context.Context, p process) int {
 	if a.now == nil {
 		a.now = time.Now
 	}
-	conf, err := loadConfig(p.getenv)
+	conf, err := loadConfig(&p)
 	if err != nil {
 		report(p.stderr, err, false)
 		return exitCode(err)
@@ -69,6 +71,9 @@ func run(ctx context.Context, p process) int {
 			return err
 		}
 		started = true
+		for _, line := range strangers(a.environ) {
+			a.notice("%s", line)
+		}
 		return a.oneServer(cmd)
 	}
 	cmd, err := root.ExecuteContextC(ctx)
@@ -94,6 +99,9 @@ func (a *app) oneServer(cmd *cobra.Command) error {
 	}
 	if server.Changed {
 		a.conf.Context = ""
+	}
+	if a.conf.Context != "" {
+		return checkContext(a.getenv, a.conf.Context)
 	}
 	return nil
 }
