@@ -48,10 +48,10 @@ type Config struct {
 	ConnectTimeout time.Duration // in total, default 10 s
 	Log            *slog.Logger  // nil discards
 
-	// FakeTime is for tests in a synctest bubble, see bustest.NewFake: the
-	// client's own drain puts timers into a pool that all connections of the
-	// process share, and a bubble's timer must not leave it. Subscriptions are
-	// then drained in a way that may drop what arrives in the very moment.
+	// FakeTime is for tests in a synctest bubble, see bustest: whatever would
+	// put a timer of the bubble into the client's pool is done otherwise.
+	// Subscriptions are drained in a way that may drop what arrives in the very
+	// moment, and a connection that is lost stays lost.
 	FakeTime bool
 }
 
@@ -222,6 +222,9 @@ func (b *Bus) options() ([]nats.Option, error) {
 			b.log.Info("nats reconnected", slog.String("url", nc.ConnectedUrlRedacted()))
 			b.onReconnect()
 		}),
+	}
+	if c.FakeTime {
+		opts = append(opts, nats.NoReconnect())
 	}
 	if c.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(c.InProcess))

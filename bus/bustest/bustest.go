@@ -1,6 +1,22 @@
 // Package bustest starts real NATS servers for tests. They listen on a free
 // port of the loopback, keep their data in t.TempDir, and are closed by the
 // test's cleanup.
+//
+// With NewFake a server runs inside a synctest bubble, on the bubble's time.
+// Two things of the process reach into all bubbles, and would break that:
+//
+//   - The server's access-time ticker waits on a channel made at package init.
+//     Started inside a bubble it never blocks durably, and fake time stands
+//     still; this package starts it outside. TestFakeTimeMoves is the canary.
+//   - The NATS client takes the timers of Flush, FlushTimeout, NextMsg and
+//     Drain, and of the Flush after a reconnect, from one pool of the process,
+//     and gives them back. A bubble's timer that another bubble or a test
+//     outside gets there ends the process ("reset of synctest timer from
+//     outside bubble"), at random and far from its cause. bus.Config.FakeTime, which
+//     Config sets, keeps the bus away from the pool; a test that works with the
+//     client itself must wait by context (FlushWithContext,
+//     NextMsgWithContext, RequestWithContext) and Close instead of Drain.
+//     TestTimersStayInTheirBubble catches whatever else gives one back.
 package bustest
 
 import (
@@ -17,11 +33,8 @@ import (
 	"parley/bus"
 )
 
-// The server's access-time ticker waits on a channel made at package init.
-// Started inside a synctest bubble it never blocks durably, and fake time
-// stands still; started here it belongs to no bubble. TestFakeTimeMoves is the
-// canary.
-func init() { ats.Register() } //nolint:gochecknoinits // see above
+// Started here the server's ticker belongs to no bubble.
+func init() { ats.Register() } //nolint:gochecknoinits // see the package's comment
 
 // Server is a running test server, or a cluster of them.
 type Server struct {
@@ -77,8 +90,7 @@ func New(tb testing.TB, options ...Option) *Server {
 // NewFake starts a server without a socket, for use inside a synctest bubble:
 // its time is the bubble's. It, and everything connected to it, is closed by
 // the bubble's cleanup. What cannot be had there: a cluster, a socket, and a
-// reconnect (the NATS client takes a timer from a pool for it that is shared
-// with what runs outside). Connect with Config, which sets FakeTime.
+// reconnect. Connect with Config, which sets FakeTime.
 func NewFake(t *testing.T, options ...Option) *Server {
 	t.Helper()
 	o := baseOptions(t, "fake", options)
