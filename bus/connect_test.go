@@ -17,8 +17,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
-
 	"parley/bus"
 	"parley/bus/bustest"
 )
@@ -49,9 +47,7 @@ func TestConnectErrors(t *testing.T) {
 	gone := off.URL()
 	off.Close()
 	asks := bustest.New(t, bustest.Users(bustest.User{Name: "bob", Password: "secret"}))
-	secure := bustest.New(t, func(o *server.Options) {
-		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}, MinVersion: tls.VersionTLS13}
-	})
+	secure := bustest.New(t, bustest.TLS(selfSigned(t)))
 	noise, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and says nothing
 	if err != nil {
 		t.Fatal(err)
@@ -118,12 +114,8 @@ func TestNoJetStream(t *testing.T) {
 		name, want string
 		option     bustest.Option
 	}{
-		{"server without", "start it with nats-server -js", func(o *server.Options) { o.JetStream = false }},
-		{"account without", "the account of these credentials has no JetStream", func(o *server.Options) {
-			poor := server.NewAccount("poor")
-			o.Accounts = []*server.Account{poor}
-			o.Users = []*server.User{{Username: "bob", Password: "secret", Account: poor}}
-		}},
+		{"server without", "start it with nats-server -js", bustest.NoJetStream},
+		{"account without", "the account of these credentials has no JetStream", bustest.NoJetStreamFor("bob", "secret")},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			cfg := bustest.NewFake(t, c.option).Config()

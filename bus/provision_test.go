@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats-server/v2/server"
 
 	"parley/bus"
 	"parley/bus/bustest"
@@ -199,7 +198,7 @@ func TestProvisionFitsTheRoom(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			b := bustest.New(t, func(o *server.Options) { o.JetStreamMaxStore = c.room }).Connect(t)
+			b := bustest.New(t, bustest.Room(c.room)).Connect(t)
 			err := b.Provision(t.Context(), bus.Provisioning{Room: c.room, MaxBytes: c.give})
 			if c.tasks == 0 {
 				if !errors.Is(err, bus.ErrFull) || !strings.Contains(err.Error(), "MiB") {

@@ -20,6 +20,7 @@
 package bustest
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/url"
@@ -55,6 +56,45 @@ type Option func(*server.Options)
 // SyncAlways makes the server sync before it acknowledges. Tests are lazy by
 // default.
 func SyncAlways(o *server.Options) { o.SyncAlways = true }
+
+// NoJetStream starts a server without JetStream.
+func NoJetStream(o *server.Options) { o.JetStream = false }
+
+// NoJetStreamFor has one account, without JetStream, which name and password
+// are let into.
+func NoJetStreamFor(name, password string) Option {
+	return func(o *server.Options) {
+		poor := server.NewAccount("poor")
+		o.Accounts = []*server.Account{poor}
+		o.Users = []*server.User{{Username: name, Password: password, Account: poor}}
+	}
+}
+
+// Room is how many bytes the server can reserve for streams; 64 GiB otherwise.
+func Room(n int64) Option { return func(o *server.Options) { o.JetStreamMaxStore = n } }
+
+// TLS makes the server speak TLS with the certificate given.
+func TLS(c tls.Certificate) Option {
+	return func(o *server.Options) {
+		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{c}, MinVersion: tls.VersionTLS13}
+	}
+}
+
+// APIError is one of the errors that a JetStream server knows.
+type APIError struct {
+	Code        int // such as 10059
+	Status      int // such as 404
+	Description string
+}
+
+// APIErrors lists all errors that the server knows.
+func APIErrors() []APIError {
+	var all []APIError
+	for _, e := range server.ApiErrors {
+		all = append(all, APIError{int(e.ErrCode), e.Code, e.Description})
+	}
+	return all
+}
 
 // User may connect to a server, and publish and subscribe to what is given;
 // nil allows all.

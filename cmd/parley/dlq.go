@@ -162,6 +162,9 @@ func (a *app) dlqEach(verb string, aliases []string, short, done string, do func
 				if err != nil {
 					return err
 				}
+				if len(list) == 0 {
+					a.notice("no dead letters")
+				}
 				for i := range list {
 					seqs = append(seqs, list[i].Seq)
 				}

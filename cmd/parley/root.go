@@ -79,13 +79,24 @@ func run(ctx context.Context, p process) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !started {
 		if _, ok := errors.AsType[*problem](err); !ok && subjects.CodeOf(err) == subjects.CodeInternal {
-			err = usage("%w", err).next(cmd.CommandPath() + " --help")
+			err = mistyped(err, cmd.CommandPath())
 		}
 	}
 	if err != nil {
 		report(p.stderr, err, a.json())
 	}
 	return exitCode(err)
+}
+
+// mistyped is an error of the command line's own, as people are told.
+func mistyped(err error, command string) error {
+	p := usage("%w", err)
+	what, meant, found := strings.Cut(p.what, "\n\nDid you mean this?\n")
+	if !found {
+		return p.next(command + " --help")
+	}
+	p.what = what
+	return p.next("did you mean " + strings.Join(strings.Fields(meant), " or ") + "? " + command + " --help  lists all")
 }
 
 // oneServer settles which of server and context counts: the one that was typed.

@@ -210,6 +210,8 @@ func TestUsageErrors(t *testing.T) {
 	}{
 		{[]string{"fly"}, `unknown command "fly"`},
 		{[]string{"task", "sned"}, `unknown command "sned"`},
+		{[]string{"tsk"}, "next:  did you mean task? parley --help"},
+		{[]string{"agent", "run", "--id", "x", "--mcp", "/nowhere", "--", "cat"}, "or leave --mcp out"},
 		{[]string{"task", "get"}, "expected one task id"},
 		{[]string{"task", "get", "a", "b"}, "expected one task id, got 2"},
 		{[]string{"task", "ls", "--nope"}, "unknown flag: --nope"},
@@ -249,6 +251,14 @@ func TestNobodyThere(t *testing.T) {
 	fake, _ := fakeFleet(t, nil)
 	fake.run(t, "task", "ls").check(t, 38, "", "parley serve --workers router")
 	fake.run(t, "agent", "ls").check(t, 38, "", "parley serve --workers registry")
+}
+
+func TestNothingToShow(t *testing.T) {
+	t.Parallel()
+	s, _ := fakeFleet(t, answers{"task.list": always(fleet.TaskListReply{})})
+	s.run(t, "task", "ls").check(t, 0, "", "no tasks; parley task send BRIEF makes one")
+	s.run(t, "task", "ls", "--state", "working").check(t, 0, "", "no tasks are working; parley task ls  lists all")
+	s.run(t, "dlq", "drop", "--all").check(t, 0, "", "no dead letters")
 }
 
 func TestValues(t *testing.T) {
