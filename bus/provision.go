@@ -163,8 +163,8 @@ func (b *Bus) provision(ctx context.Context, p Provisioning, want asset) (create
 			b.log.Info("stream setting changes", slog.String("stream", name), slog.String("field", d.field),
 				slog.String("from", d.have), slog.String("to", d.want))
 		}
-		err = b.persist(ctx, func(ctx context.Context) error {
-			_, err := b.js.UpdateStream(ctx, next)
+		err = b.persist(ctx, func(ctx context.Context) (err error) {
+			_, err = b.js.UpdateStream(ctx, next)
 			return err
 		})
 		if err != nil {

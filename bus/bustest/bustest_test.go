@@ -84,8 +84,7 @@ func useEverything(t *testing.T, b *bus.Bus) {
 		for i := range 40 {
 			wg.Go(func() {
 				id := fmt.Sprint(mode, "-", i)
-				_, err := w.Write(ctx, bus.Record{Subject: "fleet.task." + id, WriteID: id, Data: []byte("x")})
-				if err != nil {
+				if _, err := w.Write(ctx, bus.Record{Subject: "fleet.task." + id, WriteID: id, Data: []byte("x")}); err != nil {
 					t.Errorf("Write: %v", err)
 				}
 			})
