@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -37,18 +39,19 @@ type Config struct {
 	InboxPrefix string                     // default _INBOX
 	InProcess   nats.InProcessConnProvider // an embedded server
 
-	// SyncAlways says that the server is known to fsync before it
-	// acknowledges (sync_interval: always). CommitAuto groups the writes of
-	// unreplicated streams only then.
+	// SyncAlways says that the server fsyncs before it acknowledges
+	// (sync_interval: always). CommitAuto groups the writes of unreplicated
+	// streams only then. No client can see it: where it is not so, only speed
+	// is lost.
 	SyncAlways bool
 
 	ConnectTimeout time.Duration // in total, default 10 s
 	Log            *slog.Logger  // nil discards
 
-	// FakeTime is for tests in a synctest bubble, see bustest.NewFake: the
-	// client's own drain puts timers into a pool that all connections of the
-	// process share, and a bubble's timer must not leave it. Subscriptions are
-	// then drained in a way that may drop what arrives in the very moment.
+	// FakeTime is for tests in a synctest bubble, see bustest: whatever would
+	// put a timer of the bubble into the client's pool is done otherwise.
+	// Subscriptions are drained in a way that may drop what arrives in the very
+	// moment, and a connection that is lost stays lost.
 	FakeTime bool
 }
 
@@ -115,20 +118,20 @@ func Connect(ctx context.Context, c Config) (*Bus, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.ConnectTimeout)
 	defer cancel()
 	var settings natscontext.Settings
+	var last error
 	connect := func() error {
-		var err error
 		if c.Context != "" {
-			b.nc, settings, err = natscontext.Connect(contextPath(c.Context), opts...)
+			b.nc, settings, last = natscontext.Connect(contextPath(c.Context), opts...)
 		} else {
-			b.nc, err = nats.Connect(c.URL, opts...)
+			b.nc, last = nats.Connect(c.URL, opts...)
 		}
-		if err != nil && !retryConnect(err) {
-			return backoff.Permanent(err)
+		if last != nil && !retryConnect(last) {
+			return backoff.Permanent(last)
 		}
-		return err
+		return last
 	}
 	if err := backoff.Retry(connect, backoff.WithContext(newBackoff(50*time.Millisecond, time.Second), ctx)); err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", cmp.Or(c.URL, "context "+c.Context), mapError(err))
+		return nil, connectError(cmp.Or(c.URL, "context "+c.Context), err, last)
 	}
 	if err := b.openJetStream(settings); err != nil {
 		b.nc.Close()
@@ -163,11 +166,33 @@ func contextPath(c string) string {
 	return c
 }
 
-// retryConnect reports whether waiting may help. Wrong credentials and
-// unreadable files do not heal by themselves.
+// retryConnect reports whether waiting may help. Wrong credentials, unreadable
+// files and certificates that nobody trusts do not heal by themselves.
 func retryConnect(err error) bool {
-	return errors.Is(err, nats.ErrNoServers) || errors.Is(err, nats.ErrTimeout) ||
+	if mapped := mapError(err); errors.Is(mapped, ErrDenied) || errors.Is(mapped, ErrTLS) {
+		return false
+	}
+	_, network := errors.AsType[*net.OpError](err)
+	_, name := errors.AsType[*net.DNSError](err)
+	return network || name || errors.Is(err, io.EOF) || errors.Is(err, nats.ErrNoServers) || errors.Is(err, nats.ErrTimeout) ||
 		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrStaleConnection)
+}
+
+// connectError is what ended the tries, and the last one's own error.
+func connectError(where string, err, last error) error {
+	switch {
+	case errors.Is(last, nats.ErrNoServers): // that is what the client makes of it
+		last = errors.New("connection refused: nobody listens there")
+	case last != nil:
+		last = mapError(last)
+	}
+	if end := mapError(err); last != nil && (errors.Is(end, ErrTimeout) || errors.Is(end, context.Canceled)) && !errors.Is(last, ErrTimeout) {
+		return fmt.Errorf("connect to %s: %w (%w)", where, last, end)
+	}
+	if last == nil { // not even tried
+		last = mapError(err)
+	}
+	return fmt.Errorf("connect to %s: %w", where, last)
 }
 
 func newBackoff(first, most time.Duration) *backoff.ExponentialBackOff {
@@ -197,6 +222,9 @@ func (b *Bus) options() ([]nats.Option, error) {
 			b.log.Info("nats reconnected", slog.String("url", nc.ConnectedUrlRedacted()))
 			b.onReconnect()
 		}),
+	}
+	if c.FakeTime {
+		opts = append(opts, nats.NoReconnect())
 	}
 	if c.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(c.InProcess))

@@ -29,32 +29,6 @@ const (
 	ProvisionOff    = "off"    // do not even look
 )
 
-// Provisioning says how the streams, buckets and consumers are declared. Byte
-// limits of 0 have the defaults given; the server reserves them on its disk.
-type Provisioning struct {
-	Mode     string // default create
-	Replicas int    // 1, 3 or 5; 0 = keep what is there, 1 for what is created
-
-	MaxBytes           int64 // of FLEET_TASKS, the disk guard; default 4 GiB
-	InboxMaxBytes      int64 // default 256 MiB
-	AnnounceMaxBytes   int64 // default 64 MiB
-	DeadLetterMaxBytes int64 // default 256 MiB
-	WebhooksMaxBytes   int64 // of FLEET_WEBHOOKS; default 512 MiB
-	BucketMaxBytes     int64 // of each bucket; default 256 MiB
-}
-
-func (p Provisioning) withDefaults() Provisioning {
-	const mib = 1 << 20
-	p.Mode = cmp.Or(p.Mode, ProvisionCreate)
-	p.MaxBytes = cmp.Or(p.MaxBytes, 4096*mib)
-	p.InboxMaxBytes = cmp.Or(p.InboxMaxBytes, 256*mib)
-	p.AnnounceMaxBytes = cmp.Or(p.AnnounceMaxBytes, 64*mib)
-	p.DeadLetterMaxBytes = cmp.Or(p.DeadLetterMaxBytes, 256*mib)
-	p.WebhooksMaxBytes = cmp.Or(p.WebhooksMaxBytes, 512*mib)
-	p.BucketMaxBytes = cmp.Or(p.BucketMaxBytes, 256*mib)
-	return p
-}
-
 func (p Provisioning) validate() error {
 	switch p.Mode {
 	case ProvisionCreate, ProvisionVerify, ProvisionOff:
@@ -73,7 +47,7 @@ func (p Provisioning) validate() error {
 // migration is an error that names stream, field, what is there, what is
 // wanted and what to do; all of them are reported together.
 func (b *Bus) Provision(ctx context.Context, p Provisioning) error {
-	p = p.withDefaults()
+	p.Mode = cmp.Or(p.Mode, ProvisionCreate)
 	if err := p.validate(); err != nil {
 		return err
 	}
@@ -86,11 +60,21 @@ func (b *Bus) Provision(ctx context.Context, p Provisioning) error {
 		return fmt.Errorf("provision: %w", err)
 	}
 	var errs []error
-	for _, a := range catalogue(p) {
-		errs = append(errs, b.provision(ctx, p, a.complete(p)))
+	made := 0
+	sizes, small := p.sizes()
+	for _, a := range catalogue(p, sizes) {
+		created, err := b.provision(ctx, p, a.complete(p))
+		errs = append(errs, err)
+		if created {
+			made++
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("provision: %w", err)
+	}
+	if made > 0 && small {
+		b.log.Warn("the disk has little room: streams are smaller than by default",
+			slog.String("room", mebibytes(p.Room)), slog.String("task_records", mebibytes(sizes.tasks)))
 	}
 	return nil
 }
@@ -101,19 +85,39 @@ func (b *Bus) checkServer(ctx context.Context) error {
 		return fmt.Errorf("the NATS server is version %s, at least %s is needed: upgrade nats-server", have, minVersion)
 	}
 	var info *jetstream.AccountInfo
+	begin := time.Now()
 	err := b.persist(ctx, func(ctx context.Context) (err error) {
 		info, err = b.js.AccountInfo(ctx)
+		if time.Since(begin) > startingServer {
+			return b.noJetStream(err)
+		}
 		return err
 	})
 	switch {
 	case errors.Is(err, ErrNoResponders):
-		return fmt.Errorf("JetStream does not answer: is it enabled (nats-server -js), and has the cluster a leader? (%w)", err)
+		return fmt.Errorf("JetStream does not answer: has the cluster a leader? (%w)", err)
 	case err != nil:
 		return fmt.Errorf("ask for the account: %w", err)
 	case info.API.Level < minAPILevel:
 		return fmt.Errorf("the server's JetStream API level is %d, at least %d is needed: upgrade nats-server", info.API.Level, minAPILevel)
 	}
 	return nil
+}
+
+// startingServer is how long a server that is starting may say that it has no
+// JetStream.
+const startingServer = 5 * time.Second
+
+// noJetStream says so where waiting does not help, and returns err elsewhere.
+func (b *Bus) noJetStream(err error) error {
+	has, _ := b.nc.ConnectedServerJetStream()
+	switch {
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return fmt.Errorf("%w: the account of these credentials has no JetStream: enable it there, or use an account that has it", errRefused)
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled) && !has:
+		return fmt.Errorf("%w: the server has no JetStream: start it with nats-server -js, or connect to one that has", errRefused)
+	}
+	return err
 }
 
 // persist repeats f while the server or its cluster is starting.
@@ -133,42 +137,46 @@ func (b *Bus) persist(ctx context.Context, f func(context.Context) error) error 
 }
 
 // provision makes one asset what it should be.
-func (b *Bus) provision(ctx context.Context, p Provisioning, want asset) error {
+func (b *Bus) provision(ctx context.Context, p Provisioning, want asset) (created bool, err error) {
 	name := want.stream.Name
 	have, err := b.streamConfig(ctx, name)
 	if errors.Is(err, ErrNotFound) {
 		if p.Mode == ProvisionVerify {
-			return fmt.Errorf("stream %s is missing: create it, or start with provisioning %q", name, ProvisionCreate)
+			return false, fmt.Errorf("stream %s is missing: create it, or start with provisioning %q", name, ProvisionCreate)
 		}
 		want.stream.Replicas = max(want.stream.Replicas, 1)
 		have, err = b.createStream(ctx, want.stream)
+		created = err == nil
 	}
 	if err != nil {
-		return fmt.Errorf("stream %s: %w", name, err)
+		return false, fmt.Errorf("stream %s: %w", name, err)
+	}
+	if want.keepSize {
+		want.stream.MaxBytes = have.MaxBytes
 	}
 	next, diffs := merge(have, want.stream)
 	if err := refuse(name, p.Mode, diffs); err != nil {
-		return err
+		return created, err
 	}
 	if len(diffs) > 0 && p.Mode == ProvisionCreate {
 		for _, d := range diffs {
 			b.log.Info("stream setting changes", slog.String("stream", name), slog.String("field", d.field),
 				slog.String("from", d.have), slog.String("to", d.want))
 		}
-		err := b.persist(ctx, func(ctx context.Context) error {
-			_, err := b.js.UpdateStream(ctx, next)
+		err = b.persist(ctx, func(ctx context.Context) (err error) {
+			_, err = b.js.UpdateStream(ctx, next)
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("update stream %s: %w", name, err)
+			return created, fmt.Errorf("update stream %s: %w", name, err)
 		}
 	}
 	for _, c := range want.consumers {
 		if err := b.provisionConsumer(ctx, p, name, c); err != nil {
-			return err
+			return created, err
 		}
 	}
-	return nil
+	return created, nil
 }
 
 func (b *Bus) streamConfig(ctx context.Context, name string) (cfg jetstream.StreamConfig, err error) {
@@ -192,14 +200,14 @@ func (b *Bus) createStream(ctx context.Context, c jetstream.StreamConfig) (jetst
 		}
 		if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.ErrorCode == errNoPeers {
 			// A cluster that is forming says the same as one that is too small.
-			return fmt.Errorf("%w: %d replicas cannot be placed: %s", ErrNoResponders, c.Replicas, api.Description)
+			return fmt.Errorf("%w: %d replicas of %s each cannot be placed: %s", ErrNoResponders, c.Replicas, mebibytes(c.MaxBytes), api.Description)
 		}
 		return err
 	})
 	switch {
 	case errors.Is(err, ErrFull):
-		return c, fmt.Errorf("%w: the server cannot reserve %s bytes: free disk space, raise max_file_store, or lower the limit",
-			err, strconv.FormatInt(c.MaxBytes, 10))
+		return c, fmt.Errorf("%w: the server has not the %s left that this stream is to have: free disk space, raise max_file_store, or lower the limit",
+			err, mebibytes(c.MaxBytes))
 	case err != nil && c.Replicas > 1:
 		return c, fmt.Errorf("create with %d replicas: %w", c.Replicas, err)
 	case err != nil:

@@ -1,8 +1,8 @@
 package bus_test
 
 import (
-	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -174,21 +174,58 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 }
 
-func TestConnectErrors(t *testing.T) {
+func maxBytes(t *testing.T, b *bus.Bus, stream string) int64 {
+	t.Helper()
+	n, _ := streamConfig(t, b, stream)["max_bytes"].(float64)
+	return int64(n)
+}
+
+func TestProvisionFitsTheRoom(t *testing.T) {
 	t.Parallel()
-	if _, err := bus.Connect(t.Context(), bus.Config{}); err == nil {
-		t.Error("Connect to nothing = nil")
+	const mib = 1 << 20
+	for _, c := range []struct {
+		name       string
+		room, give int64
+		tasks      int64 // 0 = it must not fit
+	}{
+		{"plenty", 6000 * mib, 0, 4096 * mib},
+		{"a small disk", 544 * mib, 0, 374 * mib},
+		{"the least", bus.MinRoom, 0, 176 * mib},
+		{"less than the least", bus.MinRoom - mib, 0, 0},
+		{"little beside what is given", 1024 * mib, 512 * mib, 512 * mib},
+		{"more given than there is", 1024 * mib, 1025 * mib, 0},
+		{"nothing left beside what is given", 1024 * mib, 1024 * mib, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := bustest.New(t, bustest.Room(c.room)).Connect(t)
+			err := b.Provision(t.Context(), bus.Provisioning{Room: c.room, MaxBytes: c.give})
+			if c.tasks == 0 {
+				if !errors.Is(err, bus.ErrFull) || !strings.Contains(err.Error(), "MiB") {
+					t.Errorf("Provision = %v, want ErrFull and the figures", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := maxBytes(t, b, "FLEET_TASKS"); got/mib != c.tasks/mib {
+				t.Errorf("FLEET_TASKS has %d MiB, want %d", got/mib, c.tasks/mib)
+			}
+		})
 	}
-	s := bustest.New(t)
-	url := s.URL()
-	s.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	if _, err := bus.Connect(ctx, bus.Config{URL: url, ConnectTimeout: 300_000_000}); err == nil || !strings.Contains(err.Error(), url) {
-		t.Errorf("Connect to a server that is off = %v, want the address", err)
-	}
-	cancel()
-	if _, err := bus.Connect(ctx, bus.Config{URL: url}); err == nil {
-		t.Error("Connect with an ended context = nil")
+}
+
+func TestProvisionKeepsSizes(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	b := bustest.New(t).Connect(t)
+	for _, p := range []bus.Provisioning{{MaxBytes: 10 * mib}, {}, {Room: bus.MinRoom}} {
+		if err := b.Provision(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if got := maxBytes(t, b, "FLEET_TASKS"); got != 10*mib {
+			t.Errorf("after %+v FLEET_TASKS has %d bytes, want 10 MiB", p, got)
+		}
 	}
 }

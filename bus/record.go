@@ -41,8 +41,8 @@ type RecordWriter interface {
 type CommitMode int
 
 const (
-	// CommitAuto groups where it is known to pay: on an unreplicated stream of
-	// a server that syncs always (Config.SyncAlways).
+	// CommitAuto groups where it pays: on an unreplicated stream of a server
+	// that syncs always (Config.SyncAlways).
 	CommitAuto CommitMode = iota
 	// CommitDirect sends each record by itself; concurrent writers pipeline.
 	CommitDirect

@@ -24,34 +24,36 @@ const day = 24 * time.Hour
 // consumers.
 type asset struct {
 	stream    jetstream.StreamConfig
+	keepSize  bool // MaxBytes is for what is created
 	consumers []jetstream.ConsumerConfig
 }
 
 // catalogue is the one table of everything that is stored.
-func catalogue(p Provisioning) []asset {
+func catalogue(p Provisioning, size sizes) []asset {
 	return []asset{
-		{stream: jetstream.StreamConfig{
+		{keepSize: p.MaxBytes == 0, stream: jetstream.StreamConfig{
 			Name:        subjects.StreamTasks,
 			Description: "Task records: the truth about every task; written by routers only, by compare-and-set",
 			Subjects:    []string{subjects.TaskPattern},
 			Discard:     jetstream.DiscardNew,
-			MaxBytes:    p.MaxBytes,
+			MaxBytes:    size.tasks,
 			Duplicates:  time.Second, // records carry no message ids
 
 			AllowMsgTTL: true, AllowAtomicPublish: true,
 			RePublish: &jetstream.RePublish{Source: subjects.TaskPattern, Destination: "fleet.event.{{wildcard(1)}}"},
 			Metadata:  map[string]string{"writer": "router"},
 		}},
-		{stream: jetstream.StreamConfig{
+		{keepSize: p.AnnounceMaxBytes == 0, stream: jetstream.StreamConfig{
 			Name:              subjects.StreamAnnounce,
 			Description:       "The last announcement of every agent instance",
 			Subjects:          []string{subjects.AnnouncePattern},
 			MaxMsgsPerSubject: 1,
 			MaxAge:            day,
-			MaxBytes:          p.AnnounceMaxBytes,
+			MaxBytes:          size.announce,
 			Metadata:          map[string]string{"writer": "agent"},
 		}},
 		{
+			keepSize: p.InboxMaxBytes == 0,
 			stream: jetstream.StreamConfig{
 				Name:        subjects.StreamInbox,
 				Description: "The raw door: dispatches until they have become a task record",
@@ -59,7 +61,7 @@ func catalogue(p Provisioning) []asset {
 				Retention:   jetstream.WorkQueuePolicy,
 				Discard:     jetstream.DiscardNew,
 				MaxMsgs:     1_000_000,
-				MaxBytes:    p.InboxMaxBytes,
+				MaxBytes:    size.inbox,
 				Metadata:    map[string]string{"writer": "orchestrator"},
 			},
 			consumers: []jetstream.ConsumerConfig{{
@@ -70,37 +72,37 @@ func catalogue(p Provisioning) []asset {
 				MaxDeliver:  -1, MaxAckPending: 10_000, MaxWaiting: 1024,
 			}},
 		},
-		{stream: jetstream.StreamConfig{
+		{keepSize: p.DeadLetterMaxBytes == 0, stream: jetstream.StreamConfig{
 			Name:        subjects.StreamDLQ,
 			Description: "Messages that nobody could handle, with the reason; replay or drop them with parley dlq",
 			Subjects:    []string{deadLetterPrefix + ">"},
 			MaxAge:      7 * day,
-			MaxBytes:    p.DeadLetterMaxBytes,
+			MaxBytes:    size.deadLetters,
 			Metadata:    map[string]string{"writer": "workers"},
 		}},
-		{stream: outbox(p)},
+		{keepSize: p.WebhooksMaxBytes == 0, stream: outbox(size.webhooks)},
 		// Expired idempotency keys leave no marker: nobody watches them, and a
 		// marker is one write more per key.
-		{stream: bucket(subjects.BucketIdem, "Idempotency keys, 24 h", jetstream.StreamConfig{
-			MaxAge: day, AllowMsgTTL: true, MaxBytes: p.BucketMaxBytes,
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketIdem, "Idempotency keys, 24 h", jetstream.StreamConfig{
+			MaxAge: day, AllowMsgTTL: true, MaxBytes: size.bucket,
 		})},
-		{stream: bucket(subjects.BucketAgents, "Operator drain and cool-down per agent", jetstream.StreamConfig{
-			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: p.BucketMaxBytes,
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAgents, "Operator drain and cool-down per agent", jetstream.StreamConfig{
+			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
-		{stream: jetstream.StreamConfig{
+		{keepSize: p.BucketMaxBytes == 0, stream: jetstream.StreamConfig{
 			Name:        "OBJ_" + subjects.ObjectsIndex,
 			Description: "Checkpoints of the routers' index",
 			Subjects:    []string{"$O." + subjects.ObjectsIndex + ".C.>", "$O." + subjects.ObjectsIndex + ".M.>"},
 			Discard:     jetstream.DiscardNew,
 			AllowRollup: true,
-			MaxBytes:    p.BucketMaxBytes,
+			MaxBytes:    size.bucket,
 			Metadata:    map[string]string{"writer": "router"},
 		}},
 	}
 }
 
 // outbox is the stream of webhooks.
-func outbox(p Provisioning) jetstream.StreamConfig {
+func outbox(maxBytes int64) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name:              subjects.StreamWebhooks,
 		Description:       "The outbox of webhooks: deliveries until they ended, and what became of each",
@@ -110,7 +112,7 @@ func outbox(p Provisioning) jetstream.StreamConfig {
 		// A delivery is older than what is said about it, so it is the first
 		// to age out: none comes back to life.
 		MaxAge:   30 * day,
-		MaxBytes: p.WebhooksMaxBytes,
+		MaxBytes: maxBytes,
 		Metadata: map[string]string{"writer": "webhooks"},
 	}
 }

@@ -1,9 +1,26 @@
 // Package bustest starts real NATS servers for tests. They listen on a free
 // port of the loopback, keep their data in t.TempDir, and are closed by the
 // test's cleanup.
+//
+// With NewFake a server runs inside a synctest bubble, on the bubble's time.
+// Two things of the process reach into all bubbles, and would break that:
+//
+//   - The server's access-time ticker waits on a channel made at package init.
+//     Started inside a bubble it never blocks durably, and fake time stands
+//     still; this package starts it outside. TestFakeTimeMoves is the canary.
+//   - The NATS client takes the timers of Flush, FlushTimeout, NextMsg and
+//     Drain, and of the Flush after a reconnect, from one pool of the process,
+//     and gives them back. A bubble's timer that another bubble or a test
+//     outside gets there ends the process ("reset of synctest timer from
+//     outside bubble"), at random and far from its cause. bus.Config.FakeTime, which
+//     Config sets, keeps the bus away from the pool; a test that works with the
+//     client itself must wait by context (FlushWithContext,
+//     NextMsgWithContext, RequestWithContext) and Close instead of Drain.
+//     TestTimersStayInTheirBubble catches whatever else gives one back.
 package bustest
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/url"
@@ -17,11 +34,8 @@ import (
 	"parley/bus"
 )
 
-// The server's access-time ticker waits on a channel made at package init.
-// Started inside a synctest bubble it never blocks durably, and fake time
-// stands still; started here it belongs to no bubble. TestFakeTimeMoves is the
-// canary.
-func init() { ats.Register() } //nolint:gochecknoinits // see above
+// Started here the server's ticker belongs to no bubble.
+func init() { ats.Register() } //nolint:gochecknoinits // see the package's comment
 
 // Server is a running test server, or a cluster of them.
 type Server struct {
@@ -42,6 +56,45 @@ type Option func(*server.Options)
 // SyncAlways makes the server sync before it acknowledges. Tests are lazy by
 // default.
 func SyncAlways(o *server.Options) { o.SyncAlways = true }
+
+// NoJetStream starts a server without JetStream.
+func NoJetStream(o *server.Options) { o.JetStream = false }
+
+// NoJetStreamFor has one account, without JetStream, which name and password
+// are let into.
+func NoJetStreamFor(name, password string) Option {
+	return func(o *server.Options) {
+		poor := server.NewAccount("poor")
+		o.Accounts = []*server.Account{poor}
+		o.Users = []*server.User{{Username: name, Password: password, Account: poor}}
+	}
+}
+
+// Room is how many bytes the server can reserve for streams; 64 GiB otherwise.
+func Room(n int64) Option { return func(o *server.Options) { o.JetStreamMaxStore = n } }
+
+// TLS makes the server speak TLS with the certificate given.
+func TLS(c tls.Certificate) Option {
+	return func(o *server.Options) {
+		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{c}, MinVersion: tls.VersionTLS13}
+	}
+}
+
+// APIError is one of the errors that a JetStream server knows.
+type APIError struct {
+	Code        int // such as 10059
+	Status      int // such as 404
+	Description string
+}
+
+// APIErrors lists all errors that the server knows.
+func APIErrors() []APIError {
+	var all []APIError
+	for _, e := range server.ApiErrors {
+		all = append(all, APIError{int(e.ErrCode), e.Code, e.Description})
+	}
+	return all
+}
 
 // User may connect to a server, and publish and subscribe to what is given;
 // nil allows all.
@@ -77,8 +130,7 @@ func New(tb testing.TB, options ...Option) *Server {
 // NewFake starts a server without a socket, for use inside a synctest bubble:
 // its time is the bubble's. It, and everything connected to it, is closed by
 // the bubble's cleanup. What cannot be had there: a cluster, a socket, and a
-// reconnect (the NATS client takes a timer from a pool for it that is shared
-// with what runs outside). Connect with Config, which sets FakeTime.
+// reconnect. Connect with Config, which sets FakeTime.
 func NewFake(t *testing.T, options ...Option) *Server {
 	t.Helper()
 	o := baseOptions(t, "fake", options)

@@ -139,6 +139,16 @@ func (s *Server) SyncAlways() bool {
 	return c != nil && c.SyncAlways
 }
 
+// Room is how many bytes the server may reserve for its streams:
+// Options.StoreLimit, or three quarters of what was free at its start. It is
+// what bus.Provisioning.Room wants to know.
+func (s *Server) Room() int64 {
+	if c := s.ns.JetStreamConfig(); c != nil {
+		return c.MaxStore
+	}
+	return 0
+}
+
 // HTTPAddr is the address of the monitoring endpoint, "" when it is off.
 func (s *Server) HTTPAddr() string {
 	if a := s.ns.MonitorAddr(); a != nil {

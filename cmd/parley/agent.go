@@ -177,8 +177,12 @@ func (a *app) printAgents(r reply[fleet.AgentListReply]) error {
 	for i := range r.value.Agents {
 		v := &r.value.Agents[i]
 		w := &v.Announce.Worker
+		load := "" // of one that is lost nobody knows it
+		if v.Live {
+			load = fmt.Sprintf("%d/%d", v.Active, slots(v))
+		}
 		row := []any{
-			who(w.AgentID, w.InstanceID), a.agentState(v), fmt.Sprintf("%d/%d", v.Active, slots(v)),
+			who(w.AgentID, w.InstanceID), a.agentState(v), load,
 			w.Model, w.ModelTier, a.mcp(v), a.when(v.LastSeen),
 		}
 		if a.wide() {

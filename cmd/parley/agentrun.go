@@ -116,7 +116,7 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	if f.mcp != "" {
 		data, readErr := os.ReadFile(f.mcp)
 		if readErr != nil {
-			return usage("--mcp: %w", readErr)
+			return usage("--mcp: %w", readErr).next("name a file in the form of .mcp.json, or leave --mcp out")
 		}
 		if cfg.MCP.Servers, err = agent.ParseMCP(data, a.environ); err != nil {
 			return usage("--mcp %s: %w", f.mcp, err)

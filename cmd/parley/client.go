@@ -28,14 +28,14 @@ type client struct {
 func (a *app) busConfig(name string, id subjects.AgentID) bus.Config {
 	c := a.conf
 	cfg := bus.Config{
-		URL: c.Server, Context: c.Context, Creds: c.Creds, NKey: c.NKey,
+		URL: c.Server, Creds: c.Creds, NKey: c.NKey,
 		User: c.User, Password: c.Password, Token: c.Token,
 		CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey, TLSFirst: c.TLSFirst,
 		Name: name, InboxPrefix: c.InboxPrefix, ConnectTimeout: time.Duration(c.Timeout),
 	}
 	switch {
 	case c.Context != "":
-		cfg.URL = "" // the context has its own, and its inbox prefix
+		cfg.URL, cfg.Context = "", contextPath(a.getenv, c.Context) // it has its own URL, and its inbox prefix
 	case cfg.InboxPrefix == "":
 		cfg.InboxPrefix = subjects.InboxPrefix(id)
 	}
@@ -75,6 +75,9 @@ func (a *app) noServer(err error) error {
 	if errors.Is(err, bus.ErrDenied) {
 		p.what, p.exit = "NATS at "+a.serverName()+" does not let us in (auth_failed)", codeExit(subjects.CodeAuthFailed)
 		return p.next("give --creds, --nkey, --user and --password, or --context NAME")
+	}
+	if errors.Is(err, bus.ErrTLS) {
+		return p.next("--tlsca names the authority that the server's certificate is of, --tlscert and --tlskey a certificate of your own; a server that speaks TLS first needs --tlsfirst")
 	}
 	return p.next("parley up  starts a fleet on this machine; --server or --context names another")
 }

@@ -51,7 +51,7 @@ type config struct {
 	KeepEnded int      `envconfig:"PARLEY_KEEP_ENDED" json:"keep_ended" flag:"keep-ended" desc:"ended tasks kept at most (and 24 h at most); 0 is the router's default"`
 	Provision string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
 	Replicas  int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
-	MaxStore  size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 is the default"`
+	MaxStore  size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 keeps what is there, and begins with 4GiB or what the disk has"`
 	HTTP      string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of /healthz and /readyz; off for none"`
 	Grace     span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
@@ -68,7 +68,7 @@ type config struct {
 	Host string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
 	Port int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
 	Data string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
-	Sync string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since"`
+	Sync string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since; parley serve wants to know what its servers do"`
 }
 
 // defaultConfig is what holds where nobody says anything. Worker defaults that
@@ -84,18 +84,27 @@ func defaultConfig(getenv func(string) string) *config {
 	}
 }
 
+// readEnviron reads the PARLEY_ variables of this process. It is the only
+// place that asks the operating system for them: main hands it on, and a test
+// that does not is out of reach of whatever its caller has set.
+func readEnviron(c *config) error { return envconfig.Process("", c) }
+
 // loadConfig reads file and environment on top of the defaults.
-func loadConfig(getenv func(string) string) (*config, error) {
+func loadConfig(p *process) (*config, error) {
+	getenv := p.getenv
 	c := defaultConfig(getenv)
 	if err := c.readFile(configFile(getenv)); err != nil {
 		return nil, err
 	}
 	pristine := *defaultConfig(getenv)
-	if err := envconfig.Process("", c); err != nil {
-		if p, ok := errors.AsType[*envconfig.ParseError](err); ok {
-			return nil, usage("%s=%q is not valid: %w", p.KeyName, p.Value, p.Err).next("parley help env")
+	if p.settings != nil {
+		err := p.settings(c)
+		if bad, ok := errors.AsType[*envconfig.ParseError](err); ok {
+			return nil, usage("%s=%q is not valid: %w", bad.KeyName, bad.Value, bad.Err).next("parley help env")
 		}
-		return nil, usage("read the environment: %w", err)
+		if err != nil {
+			return nil, usage("read the environment: %w", err)
+		}
 	}
 	// natscli's own variables count where nothing of ours is set.
 	v, d := reflect.ValueOf(c).Elem(), reflect.ValueOf(&pristine).Elem()

@@ -163,7 +163,7 @@ func (d *demo) startFleet(ctx context.Context) (url string, err error) {
 	own.conf.HTTP, own.conf.MaxStore, own.conf.Grace = "off", 64<<20, span(5*time.Second)
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the fleet outlives the story
 	ready, done := make(chan struct{}), make(chan error, 1)
-	go func() { done <- own.fleet(life, b, log, func(string) { close(ready) }) }() // ends with life
+	go func() { done <- own.fleet(life, b, server.Room(), log, func(string) { close(ready) }) }() // ends with life
 	d.stops = append(d.stops, func() error { end(); return <-done })
 	select {
 	case <-ready:

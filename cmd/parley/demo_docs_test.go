@@ -72,6 +72,7 @@ func TestDocumentedCommandsExist(t *testing.T) {
 			a := &app{conf: defaultConfig(func(string) string { return "" }), now: time.Now}
 			root := a.rootCommand()
 			root.InitDefaultHelpCmd()
+			root.InitDefaultCompletionCmd()
 			cmd, rest, err := root.Find(args[:end])
 			if err == nil && cmd.HasSubCommands() && len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
 				err = fmt.Errorf("%s has no command %s", cmd.CommandPath(), rest[0])

@@ -119,7 +119,7 @@ func (a *app) dlqShow() *cobra.Command {
 			g.fact("Reason", l.Reason)
 			g.fact("Subject", l.Subject)
 			if l.Stream != "" {
-				g.fact("Origin", fmt.Sprintf("%s, sequence %d, delivered %d times", l.Stream, l.OriginSeq, l.Deliveries))
+				g.fact("Origin", fmt.Sprintf("%s, sequence %d, deliveries: %d", l.Stream, l.OriginSeq, l.Deliveries))
 			}
 			var headers []string
 			for name, values := range l.Header {
@@ -162,6 +162,9 @@ func (a *app) dlqEach(verb string, aliases []string, short, done string, do func
 				if err != nil {
 					return err
 				}
+				if len(list) == 0 {
+					a.notice("no dead letters")
+				}
 				for i := range list {
 					seqs = append(seqs, list[i].Seq)
 				}
@@ -170,7 +173,7 @@ func (a *app) dlqEach(verb string, aliases []string, short, done string, do func
 				if err := do(c.bus, ctx, seq); err != nil {
 					return noLetter(err, seq)
 				}
-				a.notice("%d %s", seq, done)
+				a.notice("dead letter %d %s", seq, done)
 			}
 			return nil
 		}),

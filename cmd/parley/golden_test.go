@@ -246,12 +246,12 @@ func TestDeadLetters(t *testing.T) {
 	s.run(t, "dlq", "ls", "-o", "jsonl").check(t, 0, `"text":"second"`, "")
 	s.run(t, "dlq", "show", "1").check(t, 0, "not JSON: f", "")
 	s.run(t, "dlq", "show", "4").check(t, 0, "", "no text")
-	s.run(t, "dlq", "replay", "1").check(t, 0, "", "1 sent again")
+	s.run(t, "dlq", "replay", "1").check(t, 0, "", "dead letter 1 sent again")
 	if got := <-heard; got != "first" {
 		t.Errorf("replayed %q, want first", got)
 	}
 	s.run(t, "dlq", "drop", "1").check(t, 19, "", "there is no dead letter 1")
-	s.run(t, "dlq", "rm", "--all").check(t, 0, "", "4 dropped")
+	s.run(t, "dlq", "rm", "--all").check(t, 0, "", "dead letter 4 dropped")
 	s.run(t, "dlq", "ls", "-o", "json").check(t, 0, "[]", "")
 	s.run(t, "dlq", "drop").check(t, 2, "", "or --all")
 	s.run(t, "dlq", "drop", "x").check(t, 2, "", "not a sequence number")

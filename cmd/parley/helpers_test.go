@@ -83,8 +83,9 @@ type ran struct {
 
 // shell runs commands in a home of its own.
 type shell struct {
-	environ []string
-	now     func() time.Time
+	environ  []string
+	settings func(*config) error // nil: PARLEY_ variables are not read
+	now      func() time.Time
 }
 
 func newShell(t *testing.T, environ ...string) *shell {
@@ -106,7 +107,7 @@ func (s *shell) pipe(t *testing.T, stdin string, args ...string) ran {
 	t.Helper()
 	stdout, stderr := newBuffer(), newBuffer()
 	code := run(t.Context(), process{
-		args: args, environ: s.environ, stdin: strings.NewReader(stdin), stdout: stdout, stderr: stderr, clock: s.now,
+		args: args, environ: s.environ, settings: s.settings, stdin: strings.NewReader(stdin), stdout: stdout, stderr: stderr, clock: s.now,
 	})
 	return ran{code, stdout.String(), stderr.String()}
 }
@@ -124,7 +125,7 @@ func (s *shell) start(t *testing.T, args ...string) *job {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	j := &job{stdout: newBuffer(), stderr: newBuffer(), done: make(chan int, 1), stop: cancel}
 	go func() {
-		j.done <- run(ctx, process{args: args, environ: s.environ, stdin: strings.NewReader(""), stdout: j.stdout, stderr: j.stderr, clock: s.now})
+		j.done <- run(ctx, process{args: args, environ: s.environ, settings: s.settings, stdin: strings.NewReader(""), stdout: j.stdout, stderr: j.stderr, clock: s.now})
 	}()
 	t.Cleanup(func() { j.end(t) })
 	return j

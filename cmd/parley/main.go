@@ -16,5 +16,8 @@ var version = "dev"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	os.Exit(run(ctx, process{args: os.Args[1:], environ: os.Environ(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}))
+	os.Exit(run(ctx, process{
+		args: os.Args[1:], environ: os.Environ(), settings: readEnviron,
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
+	}))
 }

@@ -17,6 +17,37 @@ type natsContext struct {
 
 const contextDescription = "Parley on this machine (written by parley up --save-context)"
 
+// contextPath is the file of the NATS context that the settings name, by its
+// name or its path. The bus could find it, too, but by the process's own
+// environment.
+func contextPath(getenv func(string) string, name string) string {
+	if name != filepath.Base(name) || strings.HasSuffix(name, ".json") {
+		return name
+	}
+	return filepath.Join(contextDir(getenv), name+".json")
+}
+
+func contextDir(getenv func(string) string) string {
+	return filepath.Join(configHome(getenv), "nats", "context")
+}
+
+// checkContext finds a NATS context that is not there.
+func checkContext(getenv func(string) string, name string) error {
+	path := contextPath(getenv, name)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return nil // what else is wrong with it shows when it is read
+	}
+	p := usage("there is no NATS context %q", name).because("%s", path)
+	files, _ := filepath.Glob(filepath.Join(contextDir(getenv), "*.json")) // the pattern is right
+	if len(files) == 0 {
+		return p.next("parley up --save-context  makes one; --server names a server instead")
+	}
+	for i, f := range files {
+		files[i] = strings.TrimSuffix(filepath.Base(f), ".json")
+	}
+	return p.next("take one of " + strings.Join(files, ", ") + "; or name a server with --server")
+}
+
 // contextName checks a context's name; none is one.
 func contextName(name string) error {
 	if name != "" && (name != filepath.Base(name) || strings.HasPrefix(name, ".")) {
@@ -28,7 +59,7 @@ func contextName(name string) error {
 // saveContext writes a context for the nats command line. One of that name that
 // is not ours is left alone.
 func saveContext(getenv func(string) string, name, url string) (string, error) {
-	path := filepath.Join(configHome(getenv), "nats", "context", name+".json")
+	path := contextPath(getenv, name)
 	c, err := readContext(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", usage("--save-context: read %s: %w", path, err)

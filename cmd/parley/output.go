@@ -97,7 +97,7 @@ func (a *app) grid(title string, header []string, trimmed ...string) *grid {
 	for _, name := range header {
 		c := table.ColumnConfig{Name: name}
 		if slices.Contains(trimmed, name) && !a.wide() {
-			c.WidthMax, c.WidthMaxEnforcer = 40, text.Trim
+			c.WidthMax, c.WidthMaxEnforcer = 40, cut
 		}
 		if slices.Contains(numbers, name) {
 			c.Align, c.AlignHeader = text.AlignRight, text.AlignRight
@@ -106,6 +106,14 @@ func (a *app) grid(title string, header []string, trimmed ...string) *grid {
 	}
 	t.SetColumnConfigs(columns)
 	return &grid{app: a, t: t}
+}
+
+// cut shortens what is too long, and shows that it did.
+func cut(s string, width int) string {
+	if text.StringWidthWithoutEscSequences(s) <= width {
+		return s
+	}
+	return strings.TrimRight(text.Trim(s, width-1), " ") + "…"
 }
 
 // add appends a row.

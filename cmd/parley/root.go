@@ -23,10 +23,12 @@ import (
 type process struct {
 	args    []string
 	environ []string // NAME=value
-	stdin   io.Reader
-	stdout  io.Writer
-	stderr  io.Writer
-	clock   func() time.Time // nil is time.Now
+	// settings reads the PARLEY_ variables; nil reads none
+	settings func(*config) error
+	stdin    io.Reader
+	stdout   io.Writer
+	stderr   io.Writer
+	clock    func() time.Time // nil is time.Now
 }
 
 // getenv is the value of a variable, "" when it is not set.
@@ -52,7 +54,7 @@ func run(ctx context.Context, p process) int {
 	if a.now == nil {
 		a.now = time.Now
 	}
-	conf, err := loadConfig(p.getenv)
+	conf, err := loadConfig(&p)
 	if err != nil {
 		report(p.stderr, err, false)
 		return exitCode(err)
@@ -69,18 +71,32 @@ func run(ctx context.Context, p process) int {
 			return err
 		}
 		started = true
+		for _, line := range strangers(a.environ) {
+			a.notice("%s", line)
+		}
 		return a.oneServer(cmd)
 	}
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !started {
 		if _, ok := errors.AsType[*problem](err); !ok && subjects.CodeOf(err) == subjects.CodeInternal {
-			err = usage("%w", err).next(cmd.CommandPath() + " --help")
+			err = mistyped(err, cmd.CommandPath())
 		}
 	}
 	if err != nil {
 		report(p.stderr, err, a.json())
 	}
 	return exitCode(err)
+}
+
+// mistyped is an error of the command line's own, as people are told.
+func mistyped(err error, command string) error {
+	p := usage("%w", err)
+	what, meant, found := strings.Cut(p.what, "\n\nDid you mean this?\n")
+	if !found {
+		return p.next(command + " --help")
+	}
+	p.what = what
+	return p.next("did you mean " + strings.Join(strings.Fields(meant), " or ") + "? " + command + " --help  lists all")
 }
 
 // oneServer settles which of server and context counts: the one that was typed.
@@ -94,6 +110,9 @@ func (a *app) oneServer(cmd *cobra.Command) error {
 	}
 	if server.Changed {
 		a.conf.Context = ""
+	}
+	if a.conf.Context != "" {
+		return checkContext(a.getenv, a.conf.Context)
 	}
 	return nil
 }
@@ -134,7 +153,7 @@ First steps, each in a terminal of its own:
 	}
 	add("run", a.upCommand(), a.serveCommand(), newDemoCommand(a))
 	add("use", a.taskCommand(), a.agentCommand(), a.webhookCommand(), a.dlqCommand())
-	add("know", a.subjectsCommand(), a.schemaCommand(), a.versionCommand())
+	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")
 	root.SetCompletionCommandGroupID("know")

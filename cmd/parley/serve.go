@@ -20,7 +20,8 @@ as you like: they share the work, and any of them can be killed at any time.`,
   parley serve --workers router --http off --context production`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context()) },
 	}
-	bind(cmd.Flags(), a.conf, slices.Concat(connectionFlags, []string{"provision", "replicas"}, workerFlags)...)
+	bind(cmd.Flags(), a.conf, slices.Concat(connectionFlags, []string{"provision", "replicas", "sync"}, workerFlags)...)
+	cmd.Flags().Lookup("sync").Usage = "sync_interval of the servers: always, or a time such as 2m; it cannot be seen from outside, and only speed depends on it"
 	complete(cmd, "provision", "create", "verify", "off")
 	return cmd
 }
@@ -30,6 +31,11 @@ func (a *app) serve(ctx context.Context) error {
 	log := a.logger(slog.LevelDebug)
 	cfg := a.busConfig("parley serve", "worker")
 	cfg.InboxPrefix = a.conf.InboxPrefix // workers may hear every inbox
+	always, _, err := a.conf.sync()
+	if err != nil {
+		return err
+	}
+	cfg.SyncAlways = always
 	cfg.Log = log.With(slog.String("component", "bus"))
 	b, err := bus.Connect(ctx, cfg)
 	if err != nil {
@@ -37,7 +43,7 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	defer b.Close()
 	begin := time.Now()
-	return a.fleet(ctx, b, log, func(health string) {
+	return a.fleet(ctx, b, 0, log, func(health string) {
 		log.Info("ready", slog.Any("workers", a.conf.Workers), slog.String("server", a.serverName()),
 			slog.String("http", health), slog.String("took", roughly(time.Since(begin))))
 	})

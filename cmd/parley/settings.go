@@ -55,6 +55,70 @@ func (s setting) text() string {
 	return fmt.Sprint(s.value.Interface())
 }
 
+// otherVariables are PARLEY_ variables that are no settings: the file of
+// settings, what an agent's command is told of its task, and what tests use.
+var otherVariables = []string{
+	"PARLEY_CONFIG",
+	"PARLEY_TASK_ID", "PARLEY_ATTEMPT", "PARLEY_FROM", "PARLEY_PRIORITY", "PARLEY_REPLY_SCHEMA",
+	"PARLEY_SESSION_ID", "PARLEY_CONTRACT", "PARLEY_DEADLINE", "PARLEY_TOKEN_BUDGET",
+	"PARLEY_CRASH_AT", "PARLEY_NATS_CLI",
+}
+
+// strangers warns of each PARLEY_ variable in environ that nobody reads: it is
+// misspelt, most likely.
+func strangers(environ []string) (warnings []string) {
+	known := slices.Clone(otherVariables)
+	for _, s := range settings(&config{}) {
+		known = append(known, s.env)
+	}
+	for _, kv := range environ {
+		name, _, _ := strings.Cut(kv, "=")
+		if !strings.HasPrefix(name, "PARLEY_") || slices.Contains(known, name) {
+			continue
+		}
+		warning := "parley: warning: " + name + " is no setting and changes nothing"
+		if near := nearest(name, known); near != "" {
+			warning += "; did you mean " + near + "?"
+		} else {
+			warning += "; parley help env  lists them all"
+		}
+		warnings = append(warnings, warning)
+	}
+	return warnings
+}
+
+// nearest is the name that a few keystrokes make of name, or "".
+func nearest(name string, known []string) string {
+	best, least := "", 4
+	for _, k := range known {
+		if d := keystrokes(name, k); d < least {
+			best, least = k, d
+		}
+	}
+	return best
+}
+
+// keystrokes counts the letters to insert, delete or replace that make b of a.
+func keystrokes(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, diagonal+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
+
 // bind makes flags of the named settings. What file and environment said is
 // the flags' default. An unknown name is a mistake in this program.
 func bind(fs *pflag.FlagSet, c *config, names ...string) {

@@ -54,6 +54,7 @@ func TestSettingsHaveEverything(t *testing.T) {
 
 func TestPrecedence(t *testing.T) {
 	s := newShell(t)
+	s.settings = readEnviron
 	server := func() string {
 		t.Helper()
 		// The error names the server that was tried.
@@ -88,7 +89,7 @@ func TestPrecedence(t *testing.T) {
 	s.environ = append(s.environ, "FLAG=nats://127.0.0.1:14")
 	want("the flag", "nats://127.0.0.1:14")
 
-	c, err := loadConfig((&process{environ: s.environ}).getenv)
+	c, err := loadConfig(&process{environ: s.environ, settings: readEnviron})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,6 +101,47 @@ func TestPrecedence(t *testing.T) {
 	write(`{}`)
 	t.Setenv("PARLEY_GRACE", "soon")
 	s.run(t, "version").check(t, 2, "", "PARLEY_GRACE")
+}
+
+// TestOuterEnvironment wants a command in a test to be deaf to the variables of
+// whoever runs the tests.
+func TestOuterEnvironment(t *testing.T) {
+	t.Setenv("PARLEY_OUTPUT", "nonsense")
+	t.Setenv("XDG_CONFIG_HOME", "/nowhere")
+	s := newShell(t)
+	s.run(t, "version").check(t, 0, "", "")
+	s.settings = readEnviron
+	s.run(t, "version").check(t, exitUsage, "", "nonsense")
+}
+
+func TestUnknownVariables(t *testing.T) {
+	t.Parallel()
+	s := newShell(t, "PARLEY_MAXSTORE=1GiB", "PARLEY_SERVERS=x", "PARLEY_TASK_ID=t1", "PARLEY_FAVOURITE_COLOUR=red", "OTHER=1")
+	got := s.run(t, "version")
+	got.check(t, 0, "", "parley: warning: PARLEY_MAXSTORE is no setting and changes nothing; did you mean PARLEY_MAX_STORE?\n")
+	got.check(t, 0, "", "did you mean PARLEY_SERVER?\n")
+	got.check(t, 0, "", "PARLEY_FAVOURITE_COLOUR is no setting and changes nothing; parley help env  lists them all\n")
+	if n := strings.Count(got.stderr, "\n"); n != 3 {
+		t.Errorf("%d warnings, want 3:\n%s", n, got.stderr)
+	}
+	if got := s.run(t, "version", "-o", "json"); got.stderr != "" {
+		t.Errorf("a program is told:\n%s", got.stderr)
+	}
+}
+
+func TestContextNames(t *testing.T) {
+	t.Parallel()
+	fake, _ := fakeFleet(t, answers{"task.list": always(fleet.TaskListReply{})})
+	url, _ := strings.CutPrefix(fake.environ[len(fake.environ)-1], "NATS_URL=")
+	s := newShell(t)
+	path := filepath.Join(s.home(), ".config", "nats", "context", "here.json")
+	if err := writeContext(path, natsContext{URL: url}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"here", path} {
+		s.run(t, "task", "ls", "--context", name).check(t, 0, "", "no tasks")
+	}
+	s.run(t, "task", "ls", "--context", "there").check(t, exitUsage, "", `there is no NATS context "there"`)
 }
 
 // flags types --server if the test wants one.
@@ -168,6 +210,8 @@ func TestUsageErrors(t *testing.T) {
 	}{
 		{[]string{"fly"}, `unknown command "fly"`},
 		{[]string{"task", "sned"}, `unknown command "sned"`},
+		{[]string{"tsk"}, "next:  did you mean task? parley --help"},
+		{[]string{"agent", "run", "--id", "x", "--mcp", "/nowhere", "--", "cat"}, "or leave --mcp out"},
 		{[]string{"task", "get"}, "expected one task id"},
 		{[]string{"task", "get", "a", "b"}, "expected one task id, got 2"},
 		{[]string{"task", "ls", "--nope"}, "unknown flag: --nope"},
@@ -207,6 +251,14 @@ func TestNobodyThere(t *testing.T) {
 	fake, _ := fakeFleet(t, nil)
 	fake.run(t, "task", "ls").check(t, 38, "", "parley serve --workers router")
 	fake.run(t, "agent", "ls").check(t, 38, "", "parley serve --workers registry")
+}
+
+func TestNothingToShow(t *testing.T) {
+	t.Parallel()
+	s, _ := fakeFleet(t, answers{"task.list": always(fleet.TaskListReply{})})
+	s.run(t, "task", "ls").check(t, 0, "", "no tasks; parley task send BRIEF makes one")
+	s.run(t, "task", "ls", "--state", "working").check(t, 0, "", "no tasks are working; parley task ls  lists all")
+	s.run(t, "dlq", "drop", "--all").check(t, 0, "", "no dead letters")
 }
 
 func TestValues(t *testing.T) {

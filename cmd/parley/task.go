@@ -83,7 +83,7 @@ func (a *app) taskList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.printTasks(r)
+			return a.printTasks(r, q)
 		}),
 	}
 	cmd.Flags().StringVar((*string)(&q.State), "state", "", "only tasks in this state")
@@ -251,6 +251,10 @@ func (a *app) taskCancel() *cobra.Command {
 			}
 			if a.json() {
 				return a.printJSON(r.raw)
+			}
+			if r.value.State != fleet.StateCanceled {
+				a.notice("task %s had ended before: %s", id, r.value.State)
+				return nil
 			}
 			a.notice("task %s is %s", id, r.value.State)
 			return nil

@@ -16,11 +16,15 @@ import (
 func (a *app) print(s string) { fmt.Fprintln(a.stdout, s) }
 
 // printTasks prints the reply to task list.
-func (a *app) printTasks(r reply[fleet.TaskListReply]) error {
+func (a *app) printTasks(r reply[fleet.TaskListReply], asked fleet.TaskList) error {
 	if a.json() {
 		return a.printList(r.raw, "tasks")
 	}
 	if len(r.value.Tasks) == 0 {
+		if asked.State != "" {
+			a.notice("no tasks are %s; parley task ls  lists all", asked.State)
+			return nil
+		}
 		a.notice("no tasks; parley task send BRIEF makes one")
 		return nil
 	}

@@ -65,7 +65,7 @@ func (a *app) up(ctx context.Context, save string) error {
 			return err
 		}
 	}
-	return a.fleet(ctx, b, log, func(health string) {
+	return a.fleet(ctx, b, server.Room(), log, func(health string) {
 		a.banner(&addresses{NATS: server.URL(), HTTP: health, Data: a.conf.Data, Sync: a.conf.Sync, Context: saved})
 	})
 }

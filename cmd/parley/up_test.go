@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -10,9 +11,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
+	"parley/bus"
 	"parley/bus/bustest"
+	"parley/subjects"
 )
 
 // settled replaces what differs from run to run.
@@ -161,6 +166,56 @@ func get(t *testing.T, url string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
+// TestServeGroupsWrites shows what --sync is for: the records of many dispatches
+// at once carry the header of an atomic batch, or never do.
+func TestServeGroupsWrites(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		args    []string
+		grouped bool
+	}{{"default", nil, true}, {"told that it is lazy", []string{"--sync=2m"}, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			server := bustest.New(t, bustest.SyncAlways)
+			b := server.Connect(t)
+			var batched atomic.Int64
+			sub, err := b.Subscribe("fleet.task.*", "", func(m bus.Msg) {
+				if m.Header.Get("Nats-Batch-Id") != "" {
+					batched.Add(1)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := newShell(t, "NATS_URL="+server.URL())
+			j := s.start(t, append([]string{"serve", "--http", "off", "--workers", "router"}, c.args...)...)
+			j.stderr.waitFor(t, `"msg":"ready"`)
+			rounds := 2 // without grouping, of which none may show a batch
+			if c.grouped {
+				rounds = 500 // the first that shows one is enough
+			}
+			for round := 0; round < rounds && batched.Load() == 0; round++ {
+				var wg sync.WaitGroup
+				for range 256 {
+					wg.Go(func() {
+						if _, err := b.Request(t.Context(), subjects.API("me", "task", "dispatch"), []byte(`{"brief":"do it"}`), nil); err != nil {
+							t.Errorf("dispatch: %v", err)
+						}
+					})
+				}
+				wg.Wait()
+			}
+			if err := sub.Drain(); err != nil {
+				t.Fatal(err)
+			}
+			if got := batched.Load() > 0; got != c.grouped {
+				t.Errorf("writes are grouped: %t, want %t", got, c.grouped)
+			}
+		})
+	}
+}
+
 func TestServe(t *testing.T) {
 	t.Parallel()
 	server := bustest.New(t)
@@ -177,4 +232,20 @@ func TestServe(t *testing.T) {
 	}
 	verify := newShell(t, "NATS_URL="+bustest.New(t).URL())
 	verify.run(t, "serve", "--http", "off", "--provision", "verify").check(t, exitFailed, "", "streams are not as they must be")
+}
+
+func TestUpSaysWhatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	got := s.run(t, "up", "--port", "-1", "--http", "off", "--max-store", "4000000TiB")
+	got.check(t, exitFailed, "", "parley: the fleet's streams do not fit on the disk: the broker can reserve ")
+	got.check(t, exitFailed, "", "next:  --max-store is 4000000TiB (PARLEY_MAX_STORE): leave it out")
+	served := newShell(t, "NATS_URL="+bustest.New(t).URL())
+	served.run(t, "serve", "--http", "off", "--max-store", "1TiB").
+		check(t, exitFailed, "", "raise the servers' max_file_store, or have smaller task records: --max-store 512MiB")
+	a := &app{conf: &config{Data: "/data"}}
+	err, ok := errors.AsType[*problem](a.notProvisioned(bus.ErrFull, 100<<20))
+	if !ok || !strings.Contains(err.what, "100 MiB in /data") || !strings.Contains(err.then, "needs 256 MiB") {
+		t.Errorf("%+v", err)
+	}
 }

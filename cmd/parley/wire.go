@@ -49,16 +49,14 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger) (workers.Worker,
 }
 
 // fleet runs the settings' workers on b, and the health pages beside them,
-// until ctx ends or one of them fails. ready is called once all of them serve.
-func (a *app) fleet(ctx context.Context, b *bus.Bus, log *slog.Logger, ready func(health string)) error {
+// until ctx ends or one of them fails. room is what the broker can reserve for
+// streams, where that is known. ready is called once all of them serve.
+func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logger, ready func(health string)) error {
 	err := b.Provision(ctx, bus.Provisioning{
-		Mode: a.conf.Provision, Replicas: a.conf.Replicas, MaxBytes: int64(a.conf.MaxStore),
+		Mode: a.conf.Provision, Replicas: a.conf.Replicas, MaxBytes: int64(a.conf.MaxStore), Room: room,
 	})
 	if err != nil {
-		return &problem{
-			what: "the fleet's streams are not as they must be", where: err.Error(), exit: exitFailed, err: err,
-			then: "see what the line above names; parley help env  tells about PARLEY_PROVISION",
-		}
+		return a.notProvisioned(err, room)
 	}
 	var all []workers.Worker
 	for _, name := range workerNames() { // in the order of starting, whatever the settings' is
@@ -100,6 +98,33 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, log *slog.Logger, ready fun
 	})
 	defer stopNotice()
 	return stopped(workers.Run(ctx, time.Duration(a.conf.Grace), all...))
+}
+
+// notProvisioned says what to do where the streams cannot be had.
+func (a *app) notProvisioned(err error, room int64) error {
+	p := &problem{what: "the fleet's streams are not as they must be", where: err.Error(), exit: exitFailed, err: err}
+	switch {
+	case !errors.Is(err, bus.ErrFull):
+		return p.next("see what the line above names; parley help env  tells about PARLEY_PROVISION")
+	case room == 0:
+		p.what = "the fleet's streams do not fit on the servers' disks"
+		return p.next("free space there, raise the servers' max_file_store, or have smaller task records: --max-store 512MiB, say (PARLEY_MAX_STORE)")
+	}
+	p.what = fmt.Sprintf("the fleet's streams do not fit on the disk: the broker can reserve %s in %s", roughSize(room), a.conf.Data)
+	if a.conf.MaxStore == 0 {
+		return p.next(fmt.Sprintf("free space (the broker takes three quarters of it at most, and needs %s), or choose another disk: parley up --data DIR",
+			roughSize(bus.MinRoom)))
+	}
+	return p.next(fmt.Sprintf("--max-store is %s (PARLEY_MAX_STORE): leave it out, and the streams take what is there; or free space, or choose another disk: parley up --data DIR",
+		&a.conf.MaxStore))
+}
+
+// roughSize is a number of bytes for a person.
+func roughSize(n int64) string {
+	if n < 1<<30 {
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
 }
 
 // allReady waits until every worker serves; false when ctx ended first.

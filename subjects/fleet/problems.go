@@ -193,9 +193,9 @@ func (p *problems) state(pointer string, s State, terminal bool) {
 	switch {
 	case s == "":
 	case terminal && !s.Terminal():
-		p.invalid(pointer, "expected a terminal state, got %q", clip(string(s)))
+		p.invalid(pointer, "expected done, partial, error, blocked, canceled or expired, got %q", clip(string(s)))
 	case !s.Terminal() && s != StateQueued && s != StateWorking && s != StateInputRequired:
-		p.invalid(pointer, "expected a state of a task, got %q", clip(string(s)))
+		p.invalid(pointer, "expected queued, working, input_required, done, partial, error, blocked, canceled or expired, got %q", clip(string(s)))
 	}
 }
 

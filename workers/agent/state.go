@@ -199,6 +199,10 @@ func (w *Worker) beatAll(life context.Context) {
 			if within(life.Done(), beatsApart-time.Since(sent)) {
 				return
 			}
+			select {
+			case <-w.hand.beat: // what changed meanwhile is told with it
+			default:
+			}
 		}
 	}
 }

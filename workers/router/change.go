@@ -175,6 +175,10 @@ func unavailable(err error) error {
 	}
 	e := subjects.Errorf(subjects.CodeUnavailable, "the task records cannot be reached just now: %w", err).
 		WithRemedy("repeat the call; what was acknowledged is safe").RetryAfter(time.Second)
+	if errors.Is(err, errBehind) {
+		e.Message = "the task's record does not say that this agent has it, or not yet"
+		e.Remedy = "repeat the call in case it was accepted a moment ago; task get says who has it"
+	}
 	if errors.Is(err, bus.ErrFull) {
 		e.Message = "the task store is full"
 		e.Remedy = "repeat later; an operator should raise the disk limit of stream " + subjects.StreamTasks

@@ -1,0 +1,19 @@
+package bus
+
+import "github.com/nats-io/nats.go/jetstream"
+
+// Errors that only tests tell apart.
+var (
+	ErrRefused   = errRefused
+	ErrInProcess = errInProcess
+)
+
+// APIErrorOf is what the bus makes of a JetStream error; known says that the
+// table has it.
+func APIErrorOf(code int) (err error, known bool) { //nolint:revive // the error is the value here
+	_, known = jsErrors[jetstream.ErrorCode(code)]
+	return apiError(&jetstream.APIError{ErrorCode: jetstream.ErrorCode(code)}), known
+}
+
+// APIErrorCodes counts the codes of the table.
+func APIErrorCodes() int { return len(jsErrors) }

@@ -1,0 +1,72 @@
+package bus
+
+import "fmt"
+
+// Provisioning says how the streams, buckets and consumers are declared. A
+// byte limit of 0 keeps what is there, and what is created gets the default;
+// the server reserves the limits of all streams on its disk.
+type Provisioning struct {
+	Mode     string // default create
+	Replicas int    // 1, 3 or 5; 0 = keep what is there, 1 for what is created
+
+	MaxBytes           int64 // of FLEET_TASKS, the disk guard; default 4 GiB
+	InboxMaxBytes      int64 // default 256 MiB
+	AnnounceMaxBytes   int64 // default 64 MiB
+	DeadLetterMaxBytes int64 // default 256 MiB
+	WebhooksMaxBytes   int64 // of FLEET_WEBHOOKS; default 512 MiB
+	BucketMaxBytes     int64 // of each bucket; default 256 MiB
+
+	// Room is how many bytes the server can reserve, where that is known. If
+	// the defaults come to more, what is created is smaller in proportion, as
+	// long as all of it comes to MinRoom.
+	Room int64
+}
+
+// MinRoom is what the defaults take at least, in bytes: with less, a fleet is
+// full before it is of use.
+const MinRoom = 256 << 20
+
+// buckets counts the streams of BucketMaxBytes.
+const buckets = 3
+
+// sizes are the byte limits of the streams.
+type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, bucket int64 }
+
+// sizes are what is given, and defaults that fit into the rest of the room;
+// small says that they had to be made to.
+func (p Provisioning) sizes() (s sizes, small bool) {
+	const mib = 1 << 20
+	s = sizes{p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.BucketMaxBytes}
+	room, byDefault := p.Room, int64(0)
+	limits := []struct {
+		size       *int64
+		def, times int64
+	}{
+		{&s.tasks, 4096 * mib, 1},
+		{&s.inbox, 256 * mib, 1},
+		{&s.announce, 64 * mib, 1},
+		{&s.deadLetters, 256 * mib, 1},
+		{&s.webhooks, 512 * mib, 1},
+		{&s.bucket, 256 * mib, buckets},
+	}
+	for _, l := range limits {
+		if *l.size == 0 {
+			byDefault += l.times * l.def
+		} else {
+			room -= l.times * *l.size
+		}
+	}
+	part := 1.0
+	if small = p.Room > 0 && room < byDefault; small {
+		part = float64(max(room, MinRoom)) / float64(byDefault)
+	}
+	for _, l := range limits {
+		if *l.size == 0 {
+			*l.size = int64(part * float64(l.def))
+		}
+	}
+	return s, small
+}
+
+// mebibytes is a size as a person reads it.
+func mebibytes(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }

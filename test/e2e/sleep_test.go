@@ -1,0 +1,79 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"syscall"
+	"testing"
+)
+
+// TestSleepingAgent puts the agent that holds a task to sleep until another
+// one has it. What the sleeper then says of its attempt does not count, and it
+// drops the work when it wakes.
+func TestSleepingAgent(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, "registry,router")
+	s := &stage{testFleet: f, boss: boss{f.nc, "boss"}, agents: map[string]*process{}}
+	slots := map[string]int{"a": 1, "b": 1}
+	for a, n := range slots {
+		s.agents[a] = f.agents("agent-"+a, cast{Heartbeat: quick, Try: tryFor, Agents: []actor{{ID: a, Instance: "main", MaxParallel: n}}})
+	}
+	f.awaitAgents("a", "b")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	if err := plays(play(step{doDone, 600_000}, step{doDone, 1500}))(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	first, err := s.await(ctx, "working")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sleeper := s.agents[first.AgentID]
+	sleeper.signal(syscall.SIGSTOP)
+	r := newReader(t, f.nc)
+	second := r.until(t, "another holder", patience, func(h history) bool {
+		last := h.last(theTask)
+		return last.Kind == "working" && last.AgentID != first.AgentID
+	}).last(theTask)
+
+	// The sleeper's own words, said while the other one holds the task.
+	for _, status := range []string{`"done","output":{"nonce":"stale"}`, `"error","error":{"message":"no"}`} {
+		body := fmt.Sprintf(`{"type":"TASK_RESULT","attempt":%d,"epoch":%d,"instance_id":%q,"status":%s}`,
+			first.Attempt, first.Epoch, first.InstanceID, status)
+		m, err := f.nc.Request("fleet.result."+first.AgentID+"."+theTask, []byte(body), patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var reply struct {
+			Error struct {
+				Code string `json:"code"`
+			} `json:"error"`
+		}
+		if err := json.Unmarshal(m.Data, &reply); err != nil || reply.Error.Code != "late_result" {
+			t.Errorf("a result of an attempt that is over was answered %s", m.Data)
+		}
+	}
+	sleeper.signal(syscall.SIGCONT)
+
+	r.until(t, "the outcome", patience, func(h history) bool { return h.ended() == 1 })
+	f.awaitIdle("a", "b")
+	e := evidence{acked: []string{theTask}, records: r.whole(t), journals: f.journals(), slots: slots}
+	e.check(t)
+	last := e.records.last(theTask)
+	if last.State != "done" || last.AgentID != second.AgentID || last.Attempt != second.Attempt {
+		t.Errorf("the outcome is not that of attempt %d\n%s%s", second.Attempt, e.records.story(theTask), e.story(theTask))
+	}
+	dropped := false
+	for _, j := range e.journals {
+		for _, n := range j {
+			dropped = dropped || n.What == wasEnded && n.Agent == first.AgentID && n.Attempt == first.Attempt && n.Status != "done"
+		}
+	}
+	if !dropped {
+		t.Errorf("the sleeper did not drop its work\n%s", e.story(theTask))
+	}
+	if took := second.Stored.Sub(first.Stored); took > patience/2 {
+		t.Errorf("the task was given to another after %s", took)
+	}
+}
