@@ -25,6 +25,7 @@ type healthChecks struct {
 type health struct {
 	listener net.Listener
 	checks   healthChecks
+	pages    map[string]http.Handler // what else is served, by pattern
 }
 
 // listenHealth takes the address at once, so that a taken port is an error
@@ -43,7 +44,7 @@ func listenHealth(address string, checks healthChecks) (*health, error) {
 	if err != nil {
 		return nil, usage("--http %q: %w", address, err).next("give an address such as 127.0.0.1:7411, or off")
 	}
-	return &health{listener: l, checks: checks}, nil
+	return &health{listener: l, checks: checks, pages: make(map[string]http.Handler)}, nil
 }
 
 // nextPort is the address with the port after its own.
@@ -64,14 +65,31 @@ func (h *health) address() string {
 	return "http://" + h.listener.Addr().String()
 }
 
+// serve adds pages; call it before Run. Without an address nothing is served.
+func (h *health) serve(pattern string, pages http.Handler) {
+	if h != nil {
+		h.pages[pattern] = pages
+	}
+}
+
+// close frees the address, if Run did not.
+func (h *health) close() {
+	if h != nil {
+		_ = h.listener.Close() // Run may have closed it
+	}
+}
+
 // Run serves until ctx ends.
 func (h *health) Run(ctx context.Context) error {
 	mux := http.NewServeMux()
+	for pattern, pages := range h.pages {
+		mux.Handle(pattern, pages)
+	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, map[string]any{"status": "ok", "version": version})
 	})
 	mux.HandleFunc("GET /readyz", h.ready)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(h.listener) }()
 	select {

@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"bytes"
+	stdjson "encoding/json"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 
@@ -81,6 +83,36 @@ func (r *TaskAnswer) check(p *problems) {
 	p.parts("/parts", r.Parts)
 	if r.Text == "" && len(r.Parts) == 0 {
 		p.invalid("/text", "an answer needs text or parts")
+	}
+}
+
+func (r *TaskResume) check(p *problems) {
+	p.taskID("/task_id", r.TaskID, true)
+	p.human(r.Verb, r.AgentID, r.Text, r.Result)
+	p.token("/answer_id", "answer_id", r.AnswerID, false)
+	if len(r.By) > maxName {
+		p.invalid("/by", "expected at most %d bytes, got %d", maxName, len(r.By))
+	}
+}
+
+// maxHumanText bounds what a human writes, in bytes.
+const maxHumanText = 16 << 10
+
+// human checks what a human decided about a task or an alert.
+func (p *problems) human(verb string, agent subjects.AgentID, text string, result stdjson.RawMessage) {
+	if verb == "" {
+		p.invalid("/verb", "expected one of %s, got nothing", strings.Join(HumanVerbs(), ", "))
+	}
+	p.oneOf("/verb", verb, HumanVerbs()...)
+	p.agentID("/agent_id", agent, verb == VerbReassign)
+	if verb == VerbAnswer && strings.TrimSpace(text) == "" {
+		p.invalid("/text", "expected what the next agent is to know, got nothing")
+	}
+	if len(text) > maxHumanText {
+		p.invalid("/text", "expected at most %d bytes, got %d", maxHumanText, len(text))
+	}
+	if verb == VerbComplete && (len(result) == 0 || null(result)) {
+		p.invalid("/result", "expected a TASK_RESULT, got nothing")
 	}
 }
 

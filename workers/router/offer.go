@@ -57,7 +57,9 @@ func offerPayload(ev *fleet.Event, dispatch json.RawMessage) []byte {
 		From    subjects.AgentID `json:"from"`
 		Attempt int              `json:"attempt"`
 		Tried   []fleet.Tried    `json:"tried,omitempty"`
-	}{From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev)}
+
+		Human *fleet.HumanAnswer `json:"human,omitempty"`
+	}{From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev), Human: ev.Facts.Human}
 	b := fleet.MustEncode(head)
 	b[len(b)-1] = ','
 	return append(b, dispatch[1:]...)
@@ -67,7 +69,7 @@ func offerPayload(ev *fleet.Event, dispatch json.RawMessage) []byte {
 func tried(ev *fleet.Event) []fleet.Tried {
 	var out []fleet.Tried
 	for _, a := range ev.Facts.Attempts {
-		out = append(out, fleet.Tried{AgentID: a.AgentID, Code: a.Code, Message: clip(a.Message, 500)})
+		out = append(out, fleet.Tried{Attempt: a.Attempt, AgentID: a.AgentID, Code: a.Code, Message: clip(a.Message, 500)})
 	}
 	return out
 }
@@ -164,6 +166,8 @@ func (w *Worker) timeOut(ctx context.Context, t timedOut) {
 		switch ends := v.ev.Facts.AttemptEnds; {
 		case !v.ev.Facts.Deadline.After(now):
 			return expired(v.ev, now)
+		case waitsForHuman(v.ev):
+			return unanswered(v.ev, w.core.set, now)
 		case ends != nil && !ends.After(now) && held(v.ev):
 			return w.fail(ctx, v, failure{
 				code: subjects.CodeAgentTimeout, retryable: true,
