@@ -84,20 +84,7 @@ func signedBy(key []byte, h http.Header, body []byte) bool {
 // asks: act 7.
 func (d *demo) asks(ctx context.Context) error {
 	const id = "deploy"
-	work := []string{d.exe, "demo", "work"}
-	for _, agent := range []string{"fern", "moss"} {
-		if err := d.hire(agent, nil, work); err != nil {
-			return err
-		}
-	}
-	if err := d.until(ctx, "two more agents", func() (bool, error) {
-		list, err := d.list(ctx)
-		live := map[string]bool{}
-		for i := range list {
-			live[string(list[i].Announce.Worker.AgentID)] = list[i].Live
-		}
-		return live["fern"] && live["moss"], err
-	}); err != nil {
+	if err := d.hireTwo(ctx); err != nil {
 		return err
 	}
 	begin := time.Now()
@@ -165,6 +152,24 @@ func (d *demo) asks(ctx context.Context) error {
 		return err
 	}
 	return d.check(v.State == fleet.StateDone && v.Attempt == 4 && v.Human != nil, "the task went on and is done, in attempt %d; who let it go on is kept: %s", v.Attempt, by(v.Human))
+}
+
+// hireTwo starts two agents more.
+func (d *demo) hireTwo(ctx context.Context) error {
+	work := []string{d.exe, "demo", "work"}
+	for _, agent := range []string{"fern", "moss"} {
+		if err := d.hire(agent, nil, work); err != nil {
+			return err
+		}
+	}
+	return d.until(ctx, "two more agents", func() (bool, error) {
+		list, err := d.list(ctx)
+		live := map[string]bool{}
+		for i := range list {
+			live[string(list[i].Announce.Worker.AgentID)] = list[i].Live
+		}
+		return live["fern"] && live["moss"], err
+	})
 }
 
 // alerts are those that are open.
