@@ -124,8 +124,8 @@ func (d *demo) asks(ctx context.Context) error {
 	}
 	d.say("The call says: %s", heard.Summary)
 	if err := d.until(ctx, "the alert", func() (bool, error) {
-		r, err := d.alerts(ctx)
-		return len(r.Alerts) == 1 && r.Alerts[0].Calls == 1, err
+		open, listErr := d.alerts(ctx)
+		return len(open.Alerts) == 1 && open.Alerts[0].Calls == 1, listErr
 	}); err != nil {
 		return err
 	}

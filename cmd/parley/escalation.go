@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -125,7 +126,7 @@ func (a *app) escalationShow() *cobra.Command {
 			g.add("State", a.alert(al.State))
 			g.fact("Cause", pairs(al.Group))
 			g.fact("Since", a.moment(al.Since))
-			g.fact("Calls", fmt.Sprint(al.Calls))
+			g.fact("Calls", strconv.Itoa(al.Calls))
 			g.fact("Next call", a.nextCall(al))
 			g.fact("Who", whoSees(al))
 			g.print()

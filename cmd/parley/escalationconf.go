@@ -49,7 +49,7 @@ func (a *app) newEscalation(b *bus.Bus, log *slog.Logger, here string) (*escalat
 	}
 	if cfg.ChangeLog != "" {
 		// Where the file cannot be kept, the worker says so with every line.
-		if err := os.MkdirAll(filepath.Dir(cfg.ChangeLog), 0o750); err != nil {
+		if err := os.MkdirAll(filepath.Dir(cfg.ChangeLog), 0o700); err != nil {
 			log.Warn("make the folder of CHANGE.log", slog.Any("error", err))
 		}
 	}

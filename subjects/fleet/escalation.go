@@ -145,5 +145,5 @@ func (m *Escalation) check(p *problems) {
 	}
 	p.taskID("/task_id", m.TaskID, false)
 	p.attempt("/attempt", m.Attempt)
-	p.state("/state", m.State, false)
+	p.state(m.State, false)
 }

@@ -117,7 +117,7 @@ func (p *problems) human(verb string, agent subjects.AgentID, text string, resul
 }
 
 func (r *TaskList) check(p *problems) {
-	p.state("/state", r.State, false)
+	p.state(r.State, false)
 	p.agentID("/agent_id", r.AgentID, false)
 	p.between("/limit", float64(r.Limit), 0, 1000)
 }

@@ -193,9 +193,9 @@ func escalate(t *testing.T, worker, point string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	one := 1
-	boss := boss{f.nc, "boss"}
+	sender := boss{f.nc, "boss"}
 	brief := play(step{Do: doError, MS: 20}, step{Do: doError, MS: 20}, step{Do: doFatal, MS: 20}, step{Do: doDone})
-	if _, err := boss.call(ctx, "task", "dispatch", map[string]any{
+	if _, err := sender.call(ctx, "task", "dispatch", map[string]any{
 		"task": map[string]any{"task_id": theTask, "max_retries": one, "agent": "a", "alternatives": []string{"b"}}, "brief": brief,
 	}); err != nil {
 		t.Fatal(err)
@@ -238,9 +238,9 @@ func (f *testFleet) checkEscalation(ctx context.Context, h *human) {
 	}
 	// What is still on its way arrives before an alert is over.
 	for {
-		kinds, err := f.alertEvents(ctx, js)
-		if err != nil {
-			f.tb.Fatal(err)
+		kinds, kerr := f.alertEvents(ctx, js)
+		if kerr != nil {
+			f.tb.Fatal(kerr)
 		}
 		if slices.Contains(kinds, "resolved") {
 			break

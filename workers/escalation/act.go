@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"parley/bus"
@@ -42,15 +43,15 @@ func (w *Worker) act(ctx context.Context) error {
 // look next.
 func (w *Worker) round(ctx context.Context) (next time.Time) {
 	now := time.Now().UTC()
-	var due []string
+	var ids []string
 	w.with(func(v *view) {
 		for id, g := range v.groups {
 			if g.dirty || !g.due.IsZero() && !g.due.After(now) {
-				due = append(due, id)
+				ids = append(ids, id)
 			}
 		}
 	})
-	for _, id := range due {
+	for _, id := range ids {
 		w.settle(ctx, id)
 		if ctx.Err() != nil {
 			return now
@@ -80,28 +81,21 @@ func (w *Worker) round(ctx context.Context) (next time.Time) {
 func (w *Worker) settle(ctx context.Context, id string) {
 	for range 100 {
 		now := time.Now().UTC()
-		var (
-			was, is fleet.Alert
-			rev     uint64
-			action  policy.AlertAction
-			shown   fleet.Alert
-			folded  int
-		)
+		d := due{group: id}
 		w.with(func(v *view) {
 			g := v.groups[id]
 			g.dirty = false
-			was, rev = g.alert, g.rev
-			is, action, g.due = w.cfg.Chain.NextAlert(g.alert, v.state(g, now), now)
-			if action == nil {
+			d.was, d.rev = g.alert, g.rev
+			d.is, d.action, g.due = w.cfg.Chain.NextAlert(g.alert, v.state(g, now), now)
+			if d.action == nil {
 				return
 			}
-			shown, folded = g.show(maxNamed), v.folded(g)
+			d.shown, d.folded = g.show(maxNamed), v.folded(g)
 		})
-		if action == nil {
+		if d.action == nil {
 			return
 		}
-		shown.AlertID, shown.Calls = is.AlertID, is.Calls
-		err := w.do(ctx, id, was, is, rev, action, shown, folded)
+		err := w.do(ctx, d)
 		switch {
 		case err == nil:
 		case errors.Is(err, bus.ErrConflict):
@@ -111,7 +105,7 @@ func (w *Worker) settle(ctx context.Context, id string) {
 			return
 		default:
 			if ctx.Err() == nil {
-				w.log.Warn("act on an alert", attrAlert(is.AlertID), attrErr(err))
+				w.log.Warn("act on an alert", attrAlert(d.is.AlertID), attrErr(err))
 			}
 			w.later(id, now.Add(retryApply))
 			return
@@ -133,15 +127,26 @@ func (w *Worker) refresh(ctx context.Context, id string) {
 
 var errLater = errors.New("not everything could be done")
 
+// due is an action with what it is about.
+type due struct {
+	group   string
+	was, is fleet.Alert // before and after
+	rev     uint64      // of was
+	action  policy.AlertAction
+	shown   fleet.Alert // with the tasks that wait
+	folded  int
+}
+
 // do carries an action out and stores the alert as it is then.
-func (w *Worker) do(ctx context.Context, id string, was, is fleet.Alert, rev uint64, action policy.AlertAction, shown fleet.Alert, folded int) error {
-	e := fleet.AlertEvent{AlertID: is.AlertID, Count: shown.Count}
-	switch a := action.(type) {
+func (w *Worker) do(ctx context.Context, d due) error {
+	was, is := d.was, d.is
+	e := fleet.AlertEvent{AlertID: is.AlertID, Count: d.shown.Count}
+	switch a := d.action.(type) {
 	case policy.Open:
 		e.Event = "triggered"
 	case policy.Call:
 		crash.Point("before_call")
-		if err := w.call(ctx, is, shown, a, folded); err != nil {
+		if err := w.call(ctx, d, a); err != nil {
 			return err
 		}
 		crash.Point("after_call")
@@ -159,9 +164,9 @@ func (w *Worker) do(ctx context.Context, id string, was, is fleet.Alert, rev uin
 			e.By, e.Message = is.Answer.By, is.Answer.Verb
 		}
 	case policy.Apply:
-		return w.apply(ctx, id)
+		return w.apply(ctx, d.group)
 	}
-	if err := w.putAlert(ctx, id, is, rev); err != nil {
+	if err := w.putAlert(ctx, d.group, is, d.rev); err != nil {
 		return err
 	}
 	crash.Point("after_alert")
@@ -193,7 +198,8 @@ func (w *Worker) archive(ctx context.Context, a fleet.Alert) {
 
 // call hands one call to the webhooks worker. Whoever repeats it makes the same
 // delivery.
-func (w *Worker) call(ctx context.Context, is, shown fleet.Alert, c policy.Call, folded int) error {
+func (w *Worker) call(ctx context.Context, what due, c policy.Call) error {
+	is, shown := what.is, what.shown
 	until := time.Now().UTC().Add(fleet.DefaultNotAfter)
 	for i := range shown.Tasks {
 		if t := shown.Tasks[i].GiveUpAt; i == 0 || t.After(until) {
@@ -202,7 +208,7 @@ func (w *Worker) call(ctx context.Context, is, shown fleet.Alert, c policy.Call,
 	}
 	d := &fleet.Delivery{
 		DeliveryID: DeliveryID(is.AlertID, c.Number, c.Contact), Endpoint: c.Contact, Order: is.AlertID,
-		Schedule: fleet.ScheduleHuman, NotAfter: &until, Body: fleet.MustEncode(w.message(is, shown, c, folded)),
+		Schedule: fleet.ScheduleHuman, NotAfter: &until, Body: fleet.MustEncode(w.message(what, c)),
 	}
 	if shown.Count == 1 {
 		d.TaskID = shown.Tasks[0].TaskID
@@ -242,11 +248,12 @@ type Message struct {
 // maxBody is how long a call may be.
 const maxBody = 20 << 10
 
-func (w *Worker) message(is, shown fleet.Alert, c policy.Call, folded int) *Message {
+func (w *Worker) message(what due, c policy.Call) *Message {
+	is, shown := what.is, what.shown
 	now := time.Now().UTC()
 	m := &Message{
 		Type: fleet.EscalationType, Level: 3, AlertID: is.AlertID, Sequence: c.Number, Contact: c.Contact, State: is.State,
-		Group: is.Group, Count: shown.Count, Tasks: shown.Tasks, Omitted: shown.Omitted, Folded: folded,
+		Group: is.Group, Count: shown.Count, Tasks: shown.Tasks, Omitted: shown.Omitted, Folded: what.folded,
 		Since: is.Since, Answers: append([]string{"ack"}, fleet.HumanVerbs()...), Sent: now,
 		Command: "parley escalation show " + is.AlertID,
 	}
@@ -267,12 +274,13 @@ func (w *Worker) message(is, shown fleet.Alert, c policy.Call, folded int) *Mess
 }
 
 func summary(a fleet.Alert) string {
-	cause := a.Group["code"]
+	causes := []string{a.Group["code"]}
 	for _, name := range []string{"agent", "mcp"} {
 		if v := a.Group[name]; v != "" {
-			cause += " at " + name + " " + v
+			causes = append(causes, "at "+name+" "+v)
 		}
 	}
+	cause := strings.Join(causes, " ")
 	if a.Count == 1 && len(a.Tasks) == 1 {
 		return fmt.Sprintf("task %s waits for a human: %s", a.Tasks[0].TaskID, cause)
 	}

@@ -77,11 +77,10 @@ func (w *world) record(id subjects.TaskID, level string, change func(*fleet.Even
 	rev := uint64(0)
 	last, err := w.bus.Last(w.t.Context(), subjects.StreamTasks, subjects.Task(id))
 	if err == nil {
-		was, err := fleet.DecodeEvent(last.Data)
-		if err != nil {
+		if e, err = fleet.DecodeEvent(last.Data); err != nil {
 			w.t.Fatal(err)
 		}
-		e, rev = was, last.Seq
+		rev = last.Seq
 	} else if !errors.Is(err, bus.ErrNotFound) {
 		w.t.Fatal(err)
 	}

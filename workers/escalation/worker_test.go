@@ -382,8 +382,11 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	b := &bus.Bus{}
 	for _, cfg := range []escalation.Config{
-		{}, {Bus: b, Chain: policy.Chain{Contacts: []string{"a b"}}}, {Bus: b, GroupBy: []string{"mood"}},
-		{Bus: b, Key: []byte("short")}, {Bus: b, HeartbeatTo: "a.b"},
+		{},
+		{Bus: b, Chain: policy.Chain{Contacts: []string{"a b"}}},
+		{Bus: b, GroupBy: []string{"mood"}},
+		{Bus: b, Key: []byte("short")},
+		{Bus: b, HeartbeatTo: "a.b"},
 	} {
 		if _, err := escalation.New(cfg); err == nil {
 			t.Errorf("New(%+v) = nil error", cfg)
