@@ -119,6 +119,7 @@ type Facts struct {
 	Question    *Question  `json:"question,omitempty"`          // the open question
 	Answer      *Answer    `json:"answer,omitempty"`            // the last answer, until the attempt ends
 
+	AskedSeq uint64       `json:"asked_seq,omitzero"`   // waits for a human: the record since which it does
 	AlertAt  *time.Time   `json:"alert_at,omitempty"`   // waits for a human: who is told again from then on
 	GiveUpAt *time.Time   `json:"give_up_at,omitempty"` // waits for a human: no longer than this
 	Human    *HumanAnswer `json:"human,omitempty"`      // what the last human decided, until the attempt that it began ends

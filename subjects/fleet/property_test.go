@@ -64,7 +64,7 @@ var complete = map[string]string{
 			"timeout_seconds":1.5,"token_budget":1,"reply_schema":"json","has_result_schema":true,"session_id":"s","run_id":"r","payload_hash":"h","dispatch_seq":1,
 			"tokens_spent":1,"attempts":[{"attempt":1,"agent_id":"a","instance_id":"i","epoch":1,"ended":"2026-05-31T21:00:00Z","code":"c","message":"m","retryable":true,"tokens":1,"level":1}],
 			"not_before":"2026-05-31T21:00:00Z","attempt_ends":"2026-05-31T21:00:00Z","clock_left_seconds":1.5,"await":"human",
-			"question":{"id":"q","text":"t"},"answer":{"question_id":"q","text":"t"},"alert_at":"2026-05-31T21:00:00Z","give_up_at":"2026-05-31T21:00:00Z",
+			"question":{"id":"q","text":"t"},"answer":{"question_id":"q","text":"t"},"asked_seq":1,"alert_at":"2026-05-31T21:00:00Z","give_up_at":"2026-05-31T21:00:00Z",
 			"human":{"verb":"retry","by":"b","time":"2026-05-31T21:00:00Z"}},"write_id":"w","new":1}`,
 }
 

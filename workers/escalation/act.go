@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	maxIdle    = time.Minute     // between looks, whatever is due
-	retryApply = 2 * time.Second // an answer that could not be carried out to its end
+	maxIdle    = time.Minute // between looks, whatever is due
+	retryApply = time.Second // an answer that could not be carried out to its end
 	keepAlert  = 7 * 24 * time.Hour
 	maxNamed   = 20 // tasks that a call names
 )

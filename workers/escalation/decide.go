@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	applying    = 32 // tasks at a time
-	maxProblems = 5  // that one reply tells
+	applying    = 32              // tasks at a time
+	applyFor    = 2 * time.Second // then something else has its turn, and the rest follows
+	maxProblems = 5               // that one reply tells
 )
 
 // decide takes in what a human decided about an alert, or about one task. With
@@ -67,6 +68,9 @@ func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.Escalat
 	done, err := w.carryOut(ctx, id)
 	if done != nil {
 		done.ID = a.AlertID
+	}
+	if errors.Is(err, errLater) && done.Applied > 0 {
+		err = nil // the rest follows
 	}
 	return done, err
 }
@@ -259,8 +263,16 @@ func (w *Worker) carryOut(ctx context.Context, id string) (*fleet.EscalationAnsw
 		left    int
 		slots   = make(chan struct{}, applying)
 	)
-	for _, t := range tasks {
+	begin := time.Now()
+	for i, t := range tasks {
 		slots <- struct{}{}
+		if time.Since(begin) > applyFor {
+			<-slots
+			mu.Lock()
+			left += len(tasks) - i
+			mu.Unlock()
+			break
+		}
 		wg.Go(func() {
 			defer func() { <-slots }()
 			err := w.resume(ctx, t, answer)
@@ -294,7 +306,7 @@ func (w *Worker) carryOut(ctx context.Context, id string) (*fleet.EscalationAnsw
 	}
 	wg.Wait()
 	if left > 0 {
-		return done, w.leftOver(ctx, done)
+		return done, cmp.Or(ctx.Err(), errLater)
 	}
 	if refused != nil {
 		if err := w.takeBack(ctx, id, answer); err != nil {
@@ -305,17 +317,6 @@ func (w *Worker) carryOut(ctx context.Context, id string) (*fleet.EscalationAnsw
 		}
 	}
 	return done, nil
-}
-
-// leftOver is what is said of an answer that is still being carried out.
-func (w *Worker) leftOver(ctx context.Context, done *fleet.EscalationAnswered) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if done.Applied > 0 {
-		return nil
-	}
-	return errLater
 }
 
 // takeBack makes an alert one that waits for another answer.

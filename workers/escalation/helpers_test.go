@@ -181,7 +181,9 @@ func call[T any](w *world, verb string, req any) (T, error) {
 
 func callAs[T any](w *world, from subjects.AgentID, verb string, req any) (T, error) {
 	w.t.Helper()
-	m, err := w.bus.Request(w.t.Context(), subjects.API(from, "escalation", verb), fleet.MustEncode(req), nil)
+	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	defer cancel()
+	m, err := w.bus.Request(ctx, subjects.API(from, "escalation", verb), fleet.MustEncode(req), nil)
 	if err != nil {
 		w.t.Fatalf("escalation %s: %v", verb, err)
 	}

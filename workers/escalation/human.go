@@ -1,6 +1,7 @@
 package escalation
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -97,7 +98,7 @@ func (w *Worker) waits(ctx context.Context, task subjects.TaskID, seq uint64) (*
 		return nil, bus.Never(err)
 	}
 	// Late spending may have been noted since: it waits all the same.
-	if e.State != fleet.StateInputRequired || e.Facts.Await != fleet.AwaitHuman || e.Seq < seq {
+	if e.State != fleet.StateInputRequired || e.Facts.Await != fleet.AwaitHuman || cmp.Or(e.Facts.AskedSeq, e.Seq) != seq {
 		return nil, nil //nolint:nilnil // see above
 	}
 	return e, nil

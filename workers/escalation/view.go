@@ -1,6 +1,7 @@
 package escalation
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -278,7 +279,7 @@ func labelsOf(e *fleet.Event, by []string) (labels map[string]string, id string)
 // alertTask is what humans are told of the task whose record is e.
 func alertTask(e *fleet.Event, brief string) fleet.AlertTask {
 	t := fleet.AlertTask{
-		TaskID: e.TaskID, Seq: e.Seq, From: e.Facts.From, Since: e.Time, SessionID: e.Facts.SessionID, RunID: e.Facts.RunID,
+		TaskID: e.TaskID, Seq: cmp.Or(e.Facts.AskedSeq, e.Seq), From: e.Facts.From, Since: e.Time, SessionID: e.Facts.SessionID, RunID: e.Facts.RunID,
 		Brief: brief, Tried: fleet.TriedIn(e, 5), TokensSpent: e.Facts.TokensSpent, TokenBudget: e.Facts.TokenBudget,
 		AlertRepeat: e.Facts.Policy.AlertRepeat, GiveUpAt: e.Facts.Deadline,
 	}

@@ -57,7 +57,7 @@ func waitsForHuman(e *fleet.Event) bool {
 func awaitHuman(n *fleet.Event) {
 	letGo(n)
 	n.Facts.Human = nil
-	n.Facts.Await = fleet.AwaitHuman
+	n.Facts.Await, n.Facts.AskedSeq = fleet.AwaitHuman, n.Seq
 	p := n.Facts.Policy
 	alert := n.Time.Add(seconds(cmp.Or(p.AlertRepeat, fleet.DefaultAlertRepeat.Seconds())))
 	until := n.Time.Add(seconds(cmp.Or(p.GiveUpAfter, fleet.DefaultGiveUpAfter.Seconds())))
@@ -129,7 +129,7 @@ func (w *Worker) apiResume(ctx context.Context, from subjects.AgentID, data []by
 		if was := v.ev.Facts.Human; was != nil && h.AnswerID != "" && was.AnswerID == h.AnswerID {
 			return nil, nil // decided so already
 		}
-		if !waitsForHuman(v.ev) || req.Seq != 0 && req.Seq != v.ev.Seq {
+		if !waitsForHuman(v.ev) || req.Seq != 0 && req.Seq != v.ev.Facts.AskedSeq {
 			return nil, tooLate(v.ev)
 		}
 		now := time.Now().UTC()
@@ -198,6 +198,8 @@ func tooLate(e *fleet.Event) error {
 // none; "0" says that a wait for a human is over.
 func escalated(cur, n *fleet.Event) string {
 	switch {
+	case cur != nil && waitsForHuman(cur) && waitsForHuman(n):
+		return ""
 	case cur != nil && waitsForHuman(cur):
 		return "0"
 	case n.Kind == fleet.KindRetry:

@@ -223,9 +223,16 @@ func TestSpentLate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if got, want := kinds(w.events(id)), "queued working human spent"; got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
 	v := w.view(id)
 	if v.TokensSpent != 70 || v.Attempts[0].Tokens != 70 {
 		t.Errorf("tokens = %d, attempt %+v; want 70, once", v.TokensSpent, v.Attempts[0])
+	}
+	// It waits as before: who answers what was asked is not late.
+	if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Seq: 3, Verb: fleet.VerbRetry}); err != nil {
+		t.Errorf("an answer afterwards: %v", err)
 	}
 }
 

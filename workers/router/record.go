@@ -102,7 +102,7 @@ func working(e *fleet.Event, h holder, now time.Time) *fleet.Event {
 	n.AgentID, n.InstanceID, n.Epoch = h.agent, h.instance, h.epoch
 	n.Facts.NotBefore = nil
 	n.Facts.Answer = nil
-	n.Facts.AlertAt, n.Facts.GiveUpAt = nil, nil
+	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
 	ends := now.Add(time.Duration(e.Facts.Timeout * float64(time.Second)))
 	n.Facts.AttemptEnds = &ends
 	return n
@@ -226,7 +226,7 @@ func letGo(n *fleet.Event) {
 	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
 	n.Facts.ClockLeft, n.Facts.Await = 0, ""
 	n.Facts.Question, n.Facts.Answer = nil, nil
-	n.Facts.AlertAt, n.Facts.GiveUpAt = nil, nil
+	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
 }
 
 // done is the outcome of a task whose result counts.
@@ -273,7 +273,7 @@ func outcome(e *fleet.Event, state fleet.State, now time.Time) *fleet.Event {
 	n := next(e, fleet.KindOutcome, state, now)
 	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
 	n.Facts.ClockLeft, n.Facts.Await = 0, ""
-	n.Facts.AlertAt, n.Facts.GiveUpAt = nil, nil
+	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
 	n.Facts.Question = nil // the answer stays: whoever gave it may ask again whether it was taken
 	return n
 }
