@@ -28,7 +28,7 @@ type Provisioning struct {
 const MinRoom = 256 << 20
 
 // buckets counts the streams of BucketMaxBytes.
-const buckets = 4
+const buckets = 5
 
 // sizes are the byte limits of the streams.
 type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, escalations, bucket int64 }

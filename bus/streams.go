@@ -93,6 +93,9 @@ func catalogue(p Provisioning, size sizes) []asset {
 		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAgents, "Operator drain and cool-down per agent", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketLedger, "Tokens spent, by session or run, task and attempt, 7 days", jetstream.StreamConfig{
+			AllowMsgTTL: true, MaxBytes: size.bucket,
+		})},
 		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAlerts, "What waits for a human, who was told, silences", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},

@@ -20,6 +20,7 @@ type State struct {
 	Deadline     time.Time
 	TokenBudget  int64 // 0 = none
 	TokensSpent  int64
+	Ceilings     []Ceiling      // budgets that the task shares
 	Gone         bool           // the newest attempt's agent is not live any more
 	Nobody       []fleet.Reason // set when nobody who may (Only, Excluded) could ever do it: why not
 	RetryAfter   time.Duration  // what the newest failure asked for, 0 = nothing
@@ -29,8 +30,19 @@ type State struct {
 	// Decided says that a human has decided who does the task: nobody else is
 	// looked for.
 	Decided bool
-	Seed    uint64 // of the jitter; the same for all of one task
-	Backoff Backoff
+	// Starting asks whether another attempt may begin: only while no budget is
+	// spent.
+	Starting bool
+	Seed     uint64 // of the jitter; the same for all of one task
+	Backoff  Backoff
+}
+
+// Ceiling is a token budget that a task shares with all others of its session
+// or run.
+type Ceiling struct {
+	Of     string // session or run
+	Budget int64
+	Spent  int64 // by all of them
 }
 
 // Action is what is to be done: exactly one of the types below.
@@ -113,6 +125,11 @@ func Next(s State, now time.Time) (State, Action) {
 	case s.Nobody != nil:
 		action := s.nobody(now)
 		return s, action
+	case s.Starting && s.spent():
+		action := s.top(subjects.CodeBudgetExhausted, s.budget())
+		return s, action
+	case s.Starting:
+		return s, Wait{}
 	case len(s.Attempts) == 0:
 		return s, Wait{}
 	}
@@ -143,8 +160,7 @@ func (s *State) judge(now time.Time) Action {
 	case last.Code == subjects.CodeBudgetExhausted:
 		return s.top(last.Code, last.Message)
 	case s.spent():
-		return s.top(subjects.CodeBudgetExhausted, fmt.Sprintf("the token budget of %d is spent (%d); the last attempt ended with %s: %s",
-			s.TokenBudget, s.TokensSpent, last.Code, last.Message))
+		return s.top(subjects.CodeBudgetExhausted, fmt.Sprintf("%s; the last attempt ended with %s: %s", s.budget(), last.Code, last.Message))
 	case last.Code == subjects.CodeAgentBusy:
 		return s.handedBack(now)
 	case s.asked():
@@ -311,7 +327,20 @@ func join(reasons []fleet.Reason) string {
 	return strings.Join(out, "; ")
 }
 
-func (s *State) spent() bool { return s.TokenBudget > 0 && s.TokensSpent >= s.TokenBudget }
+func (s *State) spent() bool { return s.budget() != "" }
+
+// budget says which token budget is spent, "" for none.
+func (s *State) budget() string {
+	if s.TokenBudget > 0 && s.TokensSpent >= s.TokenBudget {
+		return fmt.Sprintf("the token budget of %d is spent (%d)", s.TokenBudget, s.TokensSpent)
+	}
+	for _, c := range s.Ceilings {
+		if c.Budget > 0 && c.Spent >= c.Budget {
+			return fmt.Sprintf("the %s's token budget of %d is spent (%d)", c.Of, c.Budget, c.Spent)
+		}
+	}
+	return ""
+}
 
 // top is level 3: a human if there is one to ask, else the end.
 func (s *State) top(code subjects.Code, message string) Action {

@@ -12,6 +12,7 @@ const (
 	BucketIdem   = "FLEET_IDEM"   // idempotency keys
 	BucketAgents = "FLEET_AGENTS" // operators' drains, routers' cool-downs
 	BucketAlerts = "FLEET_ALERTS" // what waits for a human, and who was told
+	BucketLedger = "FLEET_LEDGER" // tokens spent, by session or run, task and attempt
 
 	ObjectsIndex = "FLEET_INDEX" // checkpoints of the routers' index
 )

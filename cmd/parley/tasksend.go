@@ -26,7 +26,7 @@ type terms struct {
 	session, run, deadline                   string
 	mcp, caps, alternatives                  []string
 	labels                                   map[string]string
-	budget                                   int64
+	budget, sessionBudget, runBudget         int64
 	timeout                                  time.Duration
 	alertRepeat, giveUpAfter                 time.Duration
 	retries                                  int
@@ -46,6 +46,8 @@ func (t *terms) bind(fs *pflag.FlagSet) {
 	fs.StringVar(&t.agent, "agent", "", "this agent and no other")
 	fs.StringSliceVar(&t.alternatives, "alt", nil, "agents to turn to if --agent fails")
 	fs.Int64Var(&t.budget, "budget", 0, "tokens that it may cost")
+	fs.Int64Var(&t.sessionBudget, "session-budget", 0, "tokens that all tasks of the session may cost")
+	fs.Int64Var(&t.runBudget, "run-budget", 0, "tokens that all tasks of the run may cost")
 	fs.StringVar(&t.deadline, "deadline", "", "when it must have ended: 30m from now, or 2026-05-31T21:00:00Z")
 	fs.DurationVar(&t.timeout, "timeout", 0, "how long one attempt may take")
 	fs.IntVar(&t.retries, "max-retries", fleet.DefaultMaxRetries, "attempts with the same agent after the first")
@@ -97,6 +99,12 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 	}
 	if fs.Changed("budget") {
 		d.Task.TokenBudget = t.budget
+	}
+	if fs.Changed("session-budget") {
+		d.Task.SessionBudget = t.sessionBudget
+	}
+	if fs.Changed("run-budget") {
+		d.Task.RunBudget = t.runBudget
 	}
 	if fs.Changed("timeout") {
 		d.Task.TimeoutSeconds = t.timeout.Seconds()

@@ -83,6 +83,9 @@ func (a *app) printTask(r reply[fleet.TaskView]) error {
 		tokens += " of " + thousands(t.TokenBudget)
 	}
 	g.fact("Tokens", tokens)
+	for _, s := range t.Shared {
+		g.fact("Of the "+s.Of, thousands(s.TokensSpent)+" of "+thousands(s.TokenBudget))
+	}
 	g.fact("Created", a.moment(t.Created))
 	g.fact("Updated", a.moment(t.Updated))
 	g.fact("Deadline", a.moment(t.Deadline))

@@ -92,6 +92,7 @@ type TaskView struct {
 	Deadline    time.Time           `json:"deadline"`
 	TokensSpent int64               `json:"tokens_spent"`
 	TokenBudget int64               `json:"token_budget,omitzero"`
+	Shared      []SharedBudget      `json:"shared_budgets,omitempty"`
 	Seq         uint64              `json:"seq"`
 	Reason      *Reason             `json:"reason,omitempty"`
 	NotBefore   *time.Time          `json:"not_before,omitempty"`
@@ -103,6 +104,14 @@ type TaskView struct {
 	Attempts    []Attempt           `json:"attempts,omitempty"`
 	Brief       string              `json:"brief,omitempty"`  // task get: its first 200 characters
 	Result      *Result             `json:"result,omitempty"` // once terminal
+}
+
+// SharedBudget is what all tasks of a session or run may spend together, and
+// have.
+type SharedBudget struct {
+	Of          string `json:"of"` // session or run
+	TokenBudget int64  `json:"token_budget"`
+	TokensSpent int64  `json:"tokens_spent"`
 }
 
 // TaskList asks for the tasks that live and those that ended lately: task list.

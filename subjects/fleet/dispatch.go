@@ -79,6 +79,8 @@ func (t *Task) check(p *problems) {
 	}
 	p.oneOf("/task/reply_schema", t.ReplySchema, ReplyProse, ReplyStructured, ReplyJSON)
 	p.counted("/task/token_budget", t.TokenBudget, maxCount)
+	p.shared("/task/session_token_budget", t.SessionBudget, "session_id", string(t.SessionID))
+	p.shared("/task/run_token_budget", t.RunBudget, "run_id", string(t.RunID))
 	p.between("/task/timeout_seconds", t.TimeoutSeconds, 0, maxTimeout)
 	if n := t.MaxRetries; n != nil {
 		p.counted("/task/max_retries", int64(*n), maxRetries)
@@ -95,6 +97,14 @@ func (t *Task) check(p *problems) {
 		p.invalid("/task/idempotency_key", "expected at most %d printable ASCII characters", maxKey)
 	}
 	p.runID("/task/run_id", t.RunID)
+}
+
+// shared checks a budget of a session or run, which must be named.
+func (p *problems) shared(pointer string, budget int64, of, id string) {
+	p.counted(pointer, budget, maxCount)
+	if budget > 0 && id == "" {
+		p.add(invalid(pointer, "it is a budget of nothing, as there is no %s", of).WithRemedy("send " + of + ", too"))
+	}
 }
 
 func (t *Task) checkAlternatives(p *problems) {

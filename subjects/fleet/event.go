@@ -95,20 +95,24 @@ type Answer struct {
 // Facts is what stays true of a task from record to record: its terms, fixed
 // when it was accepted, and what has become of it so far.
 type Facts struct {
-	From         subjects.AgentID   `json:"from"`
-	Created      time.Time          `json:"created"`
-	Deadline     time.Time          `json:"deadline"`
-	Priority     Priority           `json:"priority"`
-	Requirements Requirements       `json:"requirements"`
-	Policy       Policy             `json:"policy"`
-	Timeout      float64            `json:"timeout_seconds"` // per attempt
-	TokenBudget  int64              `json:"token_budget,omitzero"`
-	ReplySchema  string             `json:"reply_schema,omitempty"`
-	HasSchema    bool               `json:"has_result_schema,omitzero"`
-	SessionID    subjects.SessionID `json:"session_id,omitempty"`
-	RunID        subjects.RunID     `json:"run_id,omitempty"`
-	PayloadHash  string             `json:"payload_hash"`          // of the dispatch, hex SHA-256
-	DispatchSeq  uint64             `json:"dispatch_seq,omitzero"` // stream sequence of record 1; absent in it
+	From         subjects.AgentID `json:"from"`
+	Created      time.Time        `json:"created"`
+	Deadline     time.Time        `json:"deadline"`
+	Priority     Priority         `json:"priority"`
+	Requirements Requirements     `json:"requirements"`
+	Policy       Policy           `json:"policy"`
+	Timeout      float64          `json:"timeout_seconds"` // per attempt
+	TokenBudget  int64            `json:"token_budget,omitzero"`
+	// SessionBudget and RunBudget are for all tasks of the session or run
+	// together.
+	SessionBudget int64              `json:"session_token_budget,omitzero"`
+	RunBudget     int64              `json:"run_token_budget,omitzero"`
+	ReplySchema   string             `json:"reply_schema,omitempty"`
+	HasSchema     bool               `json:"has_result_schema,omitzero"`
+	SessionID     subjects.SessionID `json:"session_id,omitempty"`
+	RunID         subjects.RunID     `json:"run_id,omitempty"`
+	PayloadHash   string             `json:"payload_hash"`          // of the dispatch, hex SHA-256
+	DispatchSeq   uint64             `json:"dispatch_seq,omitzero"` // stream sequence of record 1; absent in it
 
 	TokensSpent int64      `json:"tokens_spent,omitzero"`       // over all ended attempts
 	Attempts    []Attempt  `json:"attempts,omitempty"`          // every ended attempt, oldest first

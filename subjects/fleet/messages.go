@@ -158,8 +158,10 @@ type Task struct {
 	GiveUpAfter    float64            `json:"give_up_after,omitzero"` // seconds; absent 86400
 	ResultSchema   json.RawMessage    `json:"result_schema,omitzero"`
 	SessionID      subjects.SessionID `json:"session_id,omitempty"`
+	SessionBudget  int64              `json:"session_token_budget,omitzero"` // of all tasks of the session together; 0 = none
 	IdempotencyKey string             `json:"idempotency_key,omitempty"`
 	RunID          subjects.RunID     `json:"run_id,omitempty"`
+	RunBudget      int64              `json:"run_token_budget,omitzero"` // of all tasks of the run together; 0 = none
 	Unknown        Unknown            `json:",unknown"`
 }
 

@@ -106,6 +106,9 @@ func (w *Worker) show(ctx context.Context, v *view, brief bool) fleet.TaskView {
 		Reason: e.Reason, NotBefore: e.Facts.NotBefore, Question: e.Facts.Question, Attempts: e.Facts.Attempts,
 		Await: e.Facts.Await, AlertAt: e.Facts.AlertAt, GiveUpAt: e.Facts.GiveUpAt, Human: e.Facts.Human,
 	}
+	for _, c := range w.ledger.ceilings(&e.Facts) {
+		t.Shared = append(t.Shared, fleet.SharedBudget{Of: c.Of, TokenBudget: c.Budget, TokensSpent: c.Spent})
+	}
 	if e.State.Terminal() {
 		result := e.Data.Result
 		if r, err := fleet.DecodeReply[fleet.Result](result); err == nil {

@@ -196,6 +196,13 @@ func unavailable(err error) error {
 	return e
 }
 
+// terms are the settings that e is judged by.
+func (w *Worker) terms(e *fleet.Event) settings {
+	set := w.set
+	set.ceilings = w.ledger.ceilings(&e.Facts)
+	return set
+}
+
 // fail records how an attempt failed and does what the ladder answers.
 func (w *Worker) fail(ctx context.Context, cur *view, f failure) *fleet.Event {
 	w.mu.Lock()
@@ -204,9 +211,8 @@ func (w *Worker) fail(ctx context.Context, cur *view, f failure) *fleet.Event {
 		agent = f.refused.agent
 	}
 	f.gone = !w.core.fleet.Alive(agent)
-	set := w.core.set
 	w.mu.Unlock()
-	n, action := failed(cur.ev, f, set, time.Now().UTC())
+	n, action := failed(cur.ev, f, w.terms(cur.ev), time.Now().UTC())
 	if r, ok := action.(escalation.Reassign); ok && r.CoolDown != nil {
 		w.coolDown(ctx, r.CoolDown.Agent, r.CoolDown.Until, f.code)
 	}

@@ -17,7 +17,7 @@ import (
 
 // testCore is a core that has caught up and settled.
 func testCore() *core {
-	c := newCore("r1", settings{}, 1_000_000, 100, 100)
+	c := newCore("r1", 1_000_000, 100, 100)
 	c.caughtUp, c.settled = true, true
 	return c
 }

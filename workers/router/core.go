@@ -13,7 +13,6 @@ import (
 // carries the effects out.
 type core struct {
 	// Fixed after newCore.
-	set       settings
 	maxQueued int
 	maxHot    int // queued tasks whose dispatch is kept in memory
 
@@ -111,9 +110,9 @@ func (catchUp) isEffect()  {}
 func (stranded) isEffect() {}
 func (tell) isEffect()     {}
 
-func newCore(self subjects.InstanceID, set settings, maxQueued, maxHot, remember int) *core {
+func newCore(self subjects.InstanceID, maxQueued, maxHot, remember int) *core {
 	return &core{
-		set: set, maxQueued: maxQueued, maxHot: maxHot,
+		maxQueued: maxQueued, maxHot: maxHot,
 		x: newIndex(), fleet: NewFleet(), ring: newRing(self), recent: newRecent(remember),
 		classes: make(map[string]*class), byNum: []*class{nil},
 		waiting: make(map[*class]struct{}), unserved: make(map[*class]struct{}), hot: make(map[slot]*hot),

@@ -32,6 +32,9 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 		w.log.Warn("read a dispatch to offer it", slog.String("task_id", string(o.task)), slog.Any("error", err))
 		return
 	}
+	if w.barred(ctx, cur) {
+		return
+	}
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
 	defer cancel()
@@ -48,6 +51,26 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 	}
 	crash.Point("after_offer")
 	w.replied(ctx, cur, o, reply.Data)
+}
+
+// barred reports whether no attempt may begin, since a budget is spent that the
+// task shares, and records what becomes of it.
+func (w *Worker) barred(ctx context.Context, cur *view) bool {
+	f := &cur.ev.Facts
+	if f.SessionBudget == 0 && f.RunBudget == 0 || barred(cur.ev, w.terms(cur.ev), time.Now().UTC()) == nil {
+		return false
+	}
+	seq := cur.ev.Seq
+	_, err := w.change(ctx, cur.ev.TaskID, func(v *view) (*fleet.Event, error) {
+		if v.ev.State != fleet.StateQueued || v.ev.Seq != seq {
+			return nil, nil
+		}
+		return barred(v.ev, w.terms(v.ev), time.Now().UTC()), nil
+	})
+	if err != nil {
+		w.log.Warn("record that a shared budget is spent", slog.String("task_id", string(cur.ev.TaskID)), slog.Any("error", err))
+	}
+	return true
 }
 
 // offerPayload is the stored dispatch with what only an offer carries put in
@@ -167,7 +190,7 @@ func (w *Worker) timeOut(ctx context.Context, t timedOut) {
 		case !v.ev.Facts.Deadline.After(now):
 			return expired(v.ev, now)
 		case waitsForHuman(v.ev):
-			return unanswered(v.ev, w.core.set, now)
+			return unanswered(v.ev, w.terms(v.ev), now)
 		case ends != nil && !ends.After(now) && held(v.ev):
 			return w.fail(ctx, v, failure{
 				code: subjects.CodeAgentTimeout, retryable: true,
@@ -224,12 +247,11 @@ func (w *Worker) giveUp(ctx context.Context, h hopeless) {
 		}
 		w.mu.Lock()
 		why, still := w.core.hopelessNow(v.ev)
-		set := w.core.set
 		w.mu.Unlock()
 		if !still {
 			return nil, nil
 		}
-		n, _ := nobody(v.ev, why, set, time.Now().UTC())
+		n, _ := nobody(v.ev, why, w.terms(v.ev), time.Now().UTC())
 		return n, nil
 	})
 	if err != nil {
@@ -267,12 +289,11 @@ func (w *Worker) forsake(ctx context.Context, s stranded) {
 	_, err := w.change(ctx, s.task, func(v *view) (*fleet.Event, error) {
 		w.mu.Lock()
 		lives := slices.ContainsFunc(need(v.ev).Only, w.core.fleet.Alive)
-		set := w.core.set
 		w.mu.Unlock()
 		if v.ev.State != fleet.StateQueued || lives {
 			return nil, nil
 		}
-		n, _ := forsaken(v.ev, set, time.Now().UTC())
+		n, _ := forsaken(v.ev, w.terms(v.ev), time.Now().UTC())
 		return n, nil
 	})
 	if err != nil && !errors.Is(err, errNoTask) {

@@ -20,6 +20,8 @@ type settings struct {
 	backoff escalation.Backoff
 	human   bool         // a human contact is configured
 	policy  fleet.Policy // for what a dispatch leaves out
+	// ceilings are what one task shares, when it is judged.
+	ceilings []escalation.Ceiling
 }
 
 // queued is record 1 of a dispatch that is valid and accepted at now. payload
@@ -47,7 +49,8 @@ func queued(d *fleet.Dispatch, from subjects.AgentID, payload json.RawMessage, h
 			Requirements: d.Requirements,
 			Policy:       policyOf(t, set.policy),
 			Timeout:      timeout, TokenBudget: t.TokenBudget, ReplySchema: t.ReplySchema,
-			HasSchema: len(t.ResultSchema) > 0 && string(t.ResultSchema) != "null",
+			HasSchema:     len(t.ResultSchema) > 0 && string(t.ResultSchema) != "null",
+			SessionBudget: t.SessionBudget, RunBudget: t.RunBudget,
 			SessionID: t.SessionID, RunID: t.RunID, PayloadHash: hash,
 		},
 	}, nil
@@ -168,12 +171,28 @@ func forsaken(e *fleet.Event, set settings, now time.Time) (*fleet.Event, escala
 	return climb(&n, s, nil, now)
 }
 
+// barred asks the ladder whether a queued task may begin another attempt. It
+// returns nil while it may; what a human has allowed is not asked again.
+func barred(e *fleet.Event, set settings, now time.Time) *fleet.Event {
+	if e.Facts.Human != nil {
+		return nil
+	}
+	n := *e
+	s := ladder(&n, set)
+	s.Starting = true
+	r, a := climb(&n, s, nil, now)
+	if _, ok := a.(escalation.Wait); ok {
+		return nil
+	}
+	return r
+}
+
 func ladder(e *fleet.Event, set settings) escalation.State {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(e.TaskID))
 	return escalation.State{
 		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: e.Facts.Deadline,
-		TokenBudget: e.Facts.TokenBudget, TokensSpent: e.Facts.TokensSpent,
+		TokenBudget: e.Facts.TokenBudget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
 		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
 	}
 }

@@ -166,7 +166,13 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 		refusal = nil
 		now := time.Now().UTC()
 		ok := r.Status == fleet.StatusDone || r.Status == fleet.StatusPartial
-		switch stand(v.ev, c) {
+		means := stand(v.ev, c)
+		if means != behind { // whether it counts or not, it was spent
+			if err := w.ledger.charge(ctx, v.ev, c, r.TokensSpent); err != nil {
+				return nil, err
+			}
+		}
+		switch means {
 		case repeated:
 			if !sameResult(v.ev, r) {
 				return nil, lateResult(v.ev, c)

@@ -87,6 +87,7 @@ const (
 	behindTimeout = 2 * time.Second  // to wait for a record that an agent knows of
 	tickEvery     = 100 * time.Millisecond
 	rememberEnded = 10_000
+	readers       = 4 // loops that read what is stored, and say when they have caught up
 	maxHotQueued  = 20_000
 	idleWorkers   = 256              // goroutines kept for the next message
 	stopGrace     = 10 * time.Second // to finish what is in hand
@@ -99,6 +100,7 @@ type Worker struct {
 	cfg   Config
 	bus   *bus.Bus
 	log   *slog.Logger
+	set   settings
 	epoch int64
 	// writePrefix is what the ids of this router's writes begin with.
 	writePrefix string
@@ -108,6 +110,7 @@ type Worker struct {
 	idem    *bus.KV
 	index   *bus.Objects
 	schemas schemaCache
+	ledger  *ledger
 
 	ready     atomic.Bool
 	full      atomic.Bool   // the stream is above its disk guard
@@ -138,10 +141,11 @@ func New(cfg Config) (*Worker, error) {
 	}
 	set := settings{backoff: cfg.Backoff, human: cfg.HumanContact, policy: cfg.Policy.terms()}
 	return &Worker{
-		cfg: cfg, bus: cfg.Bus,
+		cfg: cfg, bus: cfg.Bus, set: set,
+		ledger:  &ledger{spent: make(map[string]int64), own: make(map[uint64]struct{})},
 		log:     cfg.Log.With(slog.String("component", "router"), slog.String("router_id", string(cfg.ID))),
 		writing: make(map[string]struct{}),
-		core:    newCore(cfg.ID, set, cfg.MaxQueued, maxHotQueued, rememberEnded),
+		core:    newCore(cfg.ID, cfg.MaxQueued, maxHotQueued, rememberEnded),
 	}, nil
 }
 
@@ -179,7 +183,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var loops sync.WaitGroup
-	caughtUp := make(chan struct{}, 3)
+	caughtUp := make(chan struct{}, readers)
 	w.start(run, &loops, cancel, caughtUp)
 	err := w.serve(run, &loops, cancel, caughtUp)
 	cancel(err)
@@ -208,6 +212,9 @@ func (w *Worker) open(ctx context.Context) (err error) {
 	if w.idem, err = w.bus.KV(ctx, subjects.BucketIdem); err != nil {
 		return fmt.Errorf("open bucket %s: %w", subjects.BucketIdem, err)
 	}
+	if w.ledger.kv, err = w.bus.KV(ctx, subjects.BucketLedger); err != nil {
+		return fmt.Errorf("open bucket %s: %w", subjects.BucketLedger, err)
+	}
 	if w.index, err = w.bus.Objects(ctx, subjects.ObjectsIndex); err != nil {
 		return fmt.Errorf("open object store %s: %w", subjects.ObjectsIndex, err)
 	}
@@ -232,6 +239,15 @@ func (w *Worker) start(ctx context.Context, loops *sync.WaitGroup, fail context.
 				w.announced.Store(max(last, w.announced.Load()))
 				caughtUp <- struct{}{}
 			},
+		})
+	})
+	loop("watch the ledger", func(ctx context.Context) error {
+		return w.ledger.kv.Watch(ctx, func(e bus.Entry) {
+			if e.Key == "" {
+				caughtUp <- struct{}{}
+				return
+			}
+			w.ledger.take(e, w.log)
 		})
 	})
 	loop("watch agents bucket", func(ctx context.Context) error {
@@ -261,7 +277,7 @@ func (w *Worker) serve(ctx context.Context, loops *sync.WaitGroup, fail context.
 		defer func() { _ = sub.Unsubscribe() }()
 	}
 	w.sayHello(fleet.RouterHeartbeat{Epoch: w.epoch, Hello: true})
-	for range 3 {
+	for range readers {
 		select {
 		case <-caughtUp:
 		case <-ctx.Done():

@@ -1,0 +1,120 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"parley/bus"
+	"parley/escalation"
+	"parley/subjects/fleet"
+)
+
+// ledgerTTL is how long spending counts: longer than a session or a run lives
+// after its last task.
+const ledgerTTL = 7 * 24 * time.Hour
+
+// ledger adds up what all the tasks of a session, or of a run, have spent. The
+// bucket FLEET_LEDGER has a key for each account, task and attempt, which is
+// created once and never changes: whoever repeats a report changes nothing.
+// Every router watches it and has the sums in memory.
+type ledger struct {
+	kv *bus.KV
+
+	mu    sync.Mutex
+	spent map[string]int64    // by account
+	own   map[uint64]struct{} // revisions counted here that the watch has not told of yet
+	last  uint64              // revision that the watch told of last
+}
+
+// accounts are those that the spending of e's attempts is charged to.
+func accounts(f *fleet.Facts) (list []string) {
+	if f.SessionID != "" {
+		list = append(list, "session."+string(f.SessionID))
+	}
+	if f.RunID != "" {
+		list = append(list, "run."+string(f.RunID))
+	}
+	return list
+}
+
+// charge notes what the attempt of e that c speaks for has spent, whether the
+// task goes on or has ended, before anything else is made of the report.
+func (l *ledger) charge(ctx context.Context, e *fleet.Event, c claim, tokens int64) error {
+	if tokens <= 0 || e.Facts.SessionID == "" && e.Facts.RunID == "" {
+		return nil
+	}
+	attempt := attemptOf(e, c)
+	if attempt == 0 {
+		return nil // it never had the task
+	}
+	for _, account := range accounts(&e.Facts) {
+		key := fmt.Sprintf("%s.%s.%d", account, e.TaskID, attempt)
+		rev, err := l.kv.Create(ctx, key, strconv.AppendInt(nil, tokens, 10), ledgerTTL)
+		if err != nil && !errors.Is(err, bus.ErrExists) {
+			return unavailable(err)
+		}
+		l.mu.Lock()
+		if err == nil && rev > l.last {
+			l.own[rev] = struct{}{}
+			l.spent[account] += tokens
+		}
+		l.mu.Unlock()
+	}
+	return nil
+}
+
+// attemptOf is the attempt of e that c speaks for, 0 for none.
+func attemptOf(e *fleet.Event, c claim) int {
+	if e.AgentID != "" && c.is(holderOf(e), e.Attempt) {
+		return e.Attempt
+	}
+	for _, a := range slices.Backward(e.Facts.Attempts) {
+		if c.is(holder{a.AgentID, a.InstanceID, a.Epoch}, a.Attempt) {
+			return a.Attempt
+		}
+	}
+	return 0
+}
+
+// take counts what the watch tells of.
+func (l *ledger) take(e bus.Entry, log *slog.Logger) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, own := l.own[e.Revision]
+	delete(l.own, e.Revision)
+	if e.Revision <= l.last {
+		return
+	}
+	l.last = e.Revision
+	if own || e.Deleted {
+		return
+	}
+	kind, rest, _ := strings.Cut(e.Key, ".")
+	id, _, ok := strings.Cut(rest, ".")
+	tokens, err := strconv.ParseInt(string(e.Value), 10, 64)
+	if err != nil || !ok {
+		log.Warn("read the ledger", slog.String("key", e.Key), slog.Any("error", err))
+		return
+	}
+	l.spent[kind+"."+id] += tokens
+}
+
+// ceilings are the budgets that e shares with other tasks.
+func (l *ledger) ceilings(f *fleet.Facts) (list []escalation.Ceiling) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f.SessionBudget > 0 {
+		list = append(list, escalation.Ceiling{Of: "session", Budget: f.SessionBudget, Spent: l.spent["session."+string(f.SessionID)]})
+	}
+	if f.RunBudget > 0 {
+		list = append(list, escalation.Ceiling{Of: "run", Budget: f.RunBudget, Spent: l.spent["run."+string(f.RunID)]})
+	}
+	return list
+}
