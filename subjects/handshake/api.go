@@ -181,12 +181,12 @@ func (r *Create) check(p *problems) {
 }
 
 func (r *Ref) check(p *problems) {
-	p.sessionID("/session_id", r.SessionID)
+	p.sessionID(r.SessionID)
 	p.token(r.Token)
 }
 
 func (r *Update) check(p *problems) {
-	p.sessionID("/session_id", r.SessionID)
+	p.sessionID(r.SessionID)
 	p.taskID("/task_id", r.TaskID, false)
 	if r.TaskMetadata != nil {
 		r.TaskMetadata.check(p)
@@ -202,12 +202,16 @@ func (p *problems) between(pointer string, v, most int) {
 }
 
 func (r *Greet) check(p *problems) {
+	if err := r.judge(TypeInit); err != nil {
+		p.add(err)
+		return
+	}
 	r.Init.check(p)
 	p.token(r.Token)
 }
 
 func (r *Append) check(p *problems) {
-	p.sessionID("/session_id", r.SessionID)
+	p.sessionID(r.SessionID)
 	p.token(r.Token)
 	if r.Entry.AgentID != "" {
 		p.agentID("/entry/agent_id", r.Entry.AgentID)
@@ -221,7 +225,7 @@ func (r *Append) check(p *problems) {
 }
 
 func (r *Read) check(p *problems) {
-	p.sessionID("/session_id", r.SessionID)
+	p.sessionID(r.SessionID)
 	p.token(r.Token)
 	p.between("/limit", r.Limit, MaxLimit)
 	if r.WaitSeconds < 0 || r.WaitSeconds > MaxWait {
@@ -239,7 +243,7 @@ func (r *Put) check(p *problems) {
 func (r *Fetch) check(p *problems) { p.part(r.SessionID, r.Token, r.Digest, r.Index) }
 
 func (p *problems) part(id subjects.SessionID, token, digest string, index int) {
-	p.sessionID("/session_id", id)
+	p.sessionID(id)
 	p.token(token)
 	p.digest("/digest", digest)
 	p.between("/index", index, 1<<20)
@@ -306,4 +310,25 @@ func (v *ContextView) Bound(size int) bool {
 		v.Context.Metadata["omitted_up_to_version"] = json.RawMessage(first)
 	}
 	return len(fleet.MustEncode(v)) <= size
+}
+
+// Router is who asks with session offer; no agent may have that id.
+const Router subjects.AgentID = "router"
+
+// OfferContext asks for the context that goes with an offer: session offer.
+// Only routers may.
+type OfferContext struct {
+	SessionID subjects.SessionID `json:"session_id"`
+	From      subjects.AgentID   `json:"from"` // who dispatched the task
+}
+
+// OfferContextReply is a context, bounded in size, and a token of its session.
+type OfferContextReply struct {
+	Context ContextView `json:"context"`
+	Token   string      `json:"token"`
+}
+
+func (r *OfferContext) check(p *problems) {
+	p.sessionID(r.SessionID)
+	p.agentID("/from", r.From)
 }

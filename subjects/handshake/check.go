@@ -7,7 +7,7 @@ import (
 )
 
 func (s *Session) check(p *problems) {
-	p.sessionID("/session_id", s.SessionID)
+	p.sessionID(s.SessionID)
 	p.agentID("/orchestrator", s.Orchestrator)
 	p.time("/created_at", s.CreatedAt)
 	p.time("/expires_at", s.ExpiresAt)
@@ -36,7 +36,7 @@ func (a *Party) check(p *problems, at string) {
 }
 
 func (m *Init) check(p *problems) {
-	p.sessionID("/session_id", m.SessionID)
+	p.sessionID(m.SessionID)
 	m.Initiator.check(p, "/initiator")
 	m.Target.check(p, "/target")
 	p.taskID("/task/task_id", m.Task.TaskID, true)
@@ -47,7 +47,7 @@ func (m *Init) check(p *problems) {
 }
 
 func (m *Ack) check(p *problems) {
-	p.sessionID("/session_id", m.SessionID)
+	p.sessionID(m.SessionID)
 	m.Target.check(p, "/target")
 	p.seconds("/estimated_duration", m.EstimatedDuration)
 	if m.Reason != nil && m.Reason.Code == "" {
@@ -57,7 +57,7 @@ func (m *Ack) check(p *problems) {
 }
 
 func (m *Exchange) check(p *problems) {
-	p.sessionID("/session_id", m.SessionID)
+	p.sessionID(m.SessionID)
 	for i := range m.Context.PreviousResults {
 		at := "/context/previous_results/" + strconv.Itoa(i)
 		p.agentID(at+"/agent_id", m.Context.PreviousResults[i].AgentID)
@@ -77,7 +77,7 @@ func (c *Constraints) check(p *problems, at string) {
 }
 
 func (v *ContextView) check(p *problems) {
-	p.sessionID("/session_id", v.SessionID)
+	p.sessionID(v.SessionID)
 	p.entries("/context/previous_agents", v.Context.PreviousAgents)
 	v.Context.Constraints.check(p, "/context/constraints")
 }
@@ -136,7 +136,9 @@ func (d *Identity) check(p *problems) {
 
 func (l *LogLine) check(p *problems) {
 	p.time("/timestamp", l.Timestamp)
-	p.sessionID("/session_id", l.SessionID)
+	if l.SessionID != "" { // what belongs to no session is told as well
+		p.sessionID(l.SessionID)
+	}
 	p.agentID("/agent_id", l.AgentID)
 	p.word("/event_type", l.EventType, maxWord, true)
 	p.object("/data", &l.Data)

@@ -36,20 +36,21 @@ func DecodeLogLine(data []byte) (*LogLine, error) { return decode[LogLine](data)
 // DecodeRequest reads the request of a session API call.
 func DecodeRequest[T any, M interface {
 	*T
-	message
+	Request
 }](data []byte) (*T, error) {
 	return decode[T, M](data)
 }
 
-// message is what every type that is read here can do.
-type message interface {
+// Request is what every type that is read here can do, the requests of the
+// session API among them; no type outside of this package is one.
+type Request interface {
 	// check adds every problem of the decoded message and settles its defaults.
 	check(p *problems)
 }
 
 func decode[T any, M interface {
 	*T
-	message
+	Request
 }](data []byte) (*T, error) {
 	v, err := fleet.DecodeRequest[T](data)
 	if err != nil {
@@ -66,20 +67,28 @@ func decode[T any, M interface {
 // decodeMessage judges version and type before anything else.
 func decodeMessage[T any, M interface {
 	*T
-	message
+	Request
 }](data []byte, typ string) (*T, error) {
 	h, err := fleet.DecodeRequest[Header](data)
 	if err != nil {
 		return nil, err
 	}
+	if err := h.judge(typ); err != nil {
+		return nil, err
+	}
+	return decode[T, M](data)
+}
+
+// judge refuses another version or type.
+func (h *Header) judge(typ string) *subjects.Error {
 	if !spoken(h.ProtocolVersion) {
-		return nil, subjects.Errorf(subjects.CodeVersionMismatch, "protocol_version %q is not spoken here", clip(h.ProtocolVersion)).
+		return subjects.Errorf(subjects.CodeVersionMismatch, "protocol_version %q is not spoken here", clip(h.ProtocolVersion)).
 			At("/protocol_version").WithRemedy("send version " + Version + "; every 1.x is accepted")
 	}
 	if h.MessageType != typ {
-		return nil, invalid("/message_type", "expected %q, got %q", typ, clip(h.MessageType))
+		return invalid("/message_type", "expected %q, got %q", typ, clip(h.MessageType))
 	}
-	return decode[T, M](data)
+	return nil
 }
 
 // spoken reports whether v is 1 or 1.x or 1.x.y.

@@ -189,7 +189,7 @@ type Identity struct {
 // LogLine is one line of the log.
 type LogLine struct {
 	Timestamp time.Time          `json:"timestamp"`
-	SessionID subjects.SessionID `json:"session_id"`
+	SessionID subjects.SessionID `json:"session_id"` // "" for what belongs to none
 	AgentID   subjects.AgentID   `json:"agent_id"`
 	EventType string             `json:"event_type"`
 	Data      json.RawMessage    `json:"data"` // an object
@@ -204,4 +204,16 @@ const (
 	EventExecutionStart    = "execution_start"
 	EventExecutionComplete = "execution_complete"
 	EventEscalation        = "escalation"
+)
+
+// Event types that are added to those of the source.
+const (
+	EventTask          = "task" // any other record of a task
+	EventSessionCreate = "session_create"
+	EventSessionUpdate = "session_update"
+	EventSessionDelete = "session_delete"
+	EventContext       = "context_append"
+	EventRefused       = "access_refused" // a token or a caller that does not count
+	EventAgentDrain    = "agent_drain"
+	EventAgentResume   = "agent_resume"
 )

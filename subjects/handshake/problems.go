@@ -72,9 +72,9 @@ func (p *problems) taskID(pointer string, id subjects.TaskID, required bool) {
 	}
 }
 
-func (p *problems) sessionID(pointer string, id subjects.SessionID) {
+func (p *problems) sessionID(id subjects.SessionID) {
 	_, err := subjects.ParseSessionID(string(id))
-	p.id(pointer, err)
+	p.id("/session_id", err)
 }
 
 func (p *problems) time(pointer string, t time.Time) {

@@ -49,7 +49,7 @@ func Canonical(fields ...string) []byte {
 
 const (
 	tokenScheme  = "parley1"
-	tokenPurpose = "parley/session-token/v1"
+	tokenPurpose = "parley/session-token/v1" //nolint:gosec // says what is signed
 )
 
 // NewToken is a token for session id that ends at expires (whole seconds), by

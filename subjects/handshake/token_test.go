@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -137,7 +138,7 @@ func TestBoundKeepsTheNewest(t *testing.T) {
 		if size == 30_000 && (!list[0].Omitted || len(list) != 50) {
 			t.Errorf("within %d bytes there are %d entries, the oldest %+v", size, len(list), list[0])
 		}
-		if size == 2_000 && string(v.Context.Metadata["omitted_up_to_version"]) != fmt.Sprint(list[0].Version-1) {
+		if size == 2_000 && string(v.Context.Metadata["omitted_up_to_version"]) != strconv.FormatUint(list[0].Version-1, 10) {
 			t.Errorf("omitted %s, the oldest entry is %d", v.Context.Metadata["omitted_up_to_version"], list[0].Version)
 		}
 	}
