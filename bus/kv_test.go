@@ -209,6 +209,19 @@ func TestObjects(t *testing.T) {
 	if err := o.Put(ctx, "index", failing); err == nil {
 		t.Error("Put of a failing reader = nil, want its error")
 	}
+	if names, err := o.Names(ctx); err != nil || !slices.Equal(names, []string{"index"}) {
+		t.Errorf("Names = %v, %v, want index", names, err)
+	}
+	defer func() {
+		for range 2 {
+			if err := o.Delete(ctx, "index"); err != nil {
+				t.Errorf("Delete = %v", err)
+			}
+		}
+		if names, err := o.Names(ctx); err != nil || len(names) != 0 {
+			t.Errorf("Names after Delete = %v, %v, want none", names, err)
+		}
+	}()
 	if r, err := o.Get(ctx, "index"); err != nil {
 		t.Errorf("Get after a failed Put = %v, want what was there", err)
 	} else {

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -40,6 +41,31 @@ func (o *Objects) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("get object %s: %w", name, mapError(err))
 	}
 	return &object{ObjectResult: result, name: name}, nil
+}
+
+// Delete drops the object; it is a success when there is none.
+func (o *Objects) Delete(ctx context.Context, name string) error {
+	err := mapError(o.store.Delete(ctx, name))
+	if err == nil || errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return fmt.Errorf("delete object %s: %w", name, err)
+}
+
+// Names lists the objects there are.
+func (o *Objects) Names(ctx context.Context) ([]string, error) {
+	list, err := o.store.List(ctx)
+	if errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, wrap("list objects", err)
+	}
+	names := make([]string, len(list))
+	for i, info := range list {
+		names[i] = info.Name
+	}
+	return names, nil
 }
 
 type object struct {

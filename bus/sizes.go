@@ -1,6 +1,9 @@
 package bus
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Provisioning says how the streams, buckets and consumers are declared. A
 // byte limit of 0 keeps what is there, and what is created gets the default;
@@ -15,7 +18,10 @@ type Provisioning struct {
 	DeadLetterMaxBytes  int64 // default 256 MiB
 	WebhooksMaxBytes    int64 // of FLEET_WEBHOOKS; default 512 MiB
 	EscalationsMaxBytes int64 // of FLEET_ESCALATIONS; default 256 MiB
-	BucketMaxBytes      int64 // of each bucket; default 256 MiB
+	AuditMaxBytes       int64 // of FLEET_AUDIT, beyond which the oldest goes; default 512 MiB
+	BucketMaxBytes      int64 // of each bucket, and of what sessions hold; default 256 MiB
+
+	AuditMaxAge time.Duration // of FLEET_AUDIT; default 90 days
 
 	// Room is how many bytes the server can reserve, where that is known. If
 	// the defaults come to more, what is created is smaller in proportion, as
@@ -28,16 +34,16 @@ type Provisioning struct {
 const MinRoom = 256 << 20
 
 // buckets counts the streams of BucketMaxBytes.
-const buckets = 5
+const buckets = 10
 
 // sizes are the byte limits of the streams.
-type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, escalations, bucket int64 }
+type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, escalations, audit, bucket int64 }
 
 // sizes are what is given, and defaults that fit into the rest of the room;
 // small says that they had to be made to.
 func (p Provisioning) sizes() (s sizes, small bool) {
 	const mib = 1 << 20
-	s = sizes{p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.EscalationsMaxBytes, p.BucketMaxBytes}
+	s = sizes{p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.EscalationsMaxBytes, p.AuditMaxBytes, p.BucketMaxBytes}
 	room, byDefault := p.Room, int64(0)
 	limits := []struct {
 		size       *int64
@@ -49,6 +55,7 @@ func (p Provisioning) sizes() (s sizes, small bool) {
 		{&s.deadLetters, 256 * mib, 1},
 		{&s.webhooks, 512 * mib, 1},
 		{&s.escalations, 256 * mib, 1},
+		{&s.audit, 512 * mib, 1},
 		{&s.bucket, 256 * mib, buckets},
 	}
 	for _, l := range limits {

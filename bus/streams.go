@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -33,6 +34,11 @@ type asset struct {
 
 // catalogue is the one table of everything that is stored.
 func catalogue(p Provisioning, size sizes) []asset {
+	return append(taskAssets(p, size), sessionAssets(p, size)...)
+}
+
+// taskAssets are what tasks and agents are kept in.
+func taskAssets(p Provisioning, size sizes) []asset {
 	return []asset{
 		{keepSize: p.MaxBytes == 0, stream: jetstream.StreamConfig{
 			Name:        subjects.StreamTasks,
@@ -87,27 +93,76 @@ func catalogue(p Provisioning, size sizes) []asset {
 		escalations(p, size),
 		// Expired idempotency keys leave no marker: nobody watches them, and a
 		// marker is one write more per key.
-		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketIdem, "Idempotency keys, 24 h", jetstream.StreamConfig{
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketIdem, "router", "Idempotency keys, 24 h", jetstream.StreamConfig{
 			MaxAge: day, AllowMsgTTL: true, MaxBytes: size.bucket,
 		})},
-		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAgents, "Operator drain and cool-down per agent", jetstream.StreamConfig{
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAgents, "router", "Operator drain and cool-down per agent", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
-		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketLedger, "Tokens spent, by session or run, task and attempt, 7 days", jetstream.StreamConfig{
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketLedger, "router", "Tokens spent, by session or run, task and attempt, 7 days", jetstream.StreamConfig{
 			AllowMsgTTL: true, MaxBytes: size.bucket,
 		})},
-		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAlerts, "What waits for a human, who was told, silences", jetstream.StreamConfig{
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAlerts, "escalation", "What waits for a human, who was told, silences", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
-		{keepSize: p.BucketMaxBytes == 0, stream: jetstream.StreamConfig{
-			Name:        "OBJ_" + subjects.ObjectsIndex,
-			Description: "Checkpoints of the routers' index",
-			Subjects:    []string{"$O." + subjects.ObjectsIndex + ".C.>", "$O." + subjects.ObjectsIndex + ".M.>"},
+		{keepSize: p.BucketMaxBytes == 0, stream: objects(subjects.ObjectsIndex, "router", "Checkpoints of the routers' index", size.bucket)},
+	}
+}
+
+// sessionAssets are what sessions and the audit are kept in.
+func sessionAssets(p Provisioning, size sizes) []asset {
+	keep := p.BucketMaxBytes == 0
+	return []asset{
+		{keepSize: keep, stream: jetstream.StreamConfig{
+			Name:        subjects.StreamContext,
+			Description: "The context of every session, one message per version; purged when the session is gone",
+			Subjects:    []string{subjects.ContextPattern},
 			Discard:     jetstream.DiscardNew,
-			AllowRollup: true,
 			MaxBytes:    size.bucket,
-			Metadata:    map[string]string{"writer": "router"},
+			Duplicates:  time.Second, // versions carry no message ids
+
+			AllowAtomicPublish: true,
+			RePublish:          &jetstream.RePublish{Source: subjects.ContextPattern, Destination: "fleet.contextnews.{{wildcard(1)}}", HeadersOnly: true},
+			Metadata:           map[string]string{"writer": "sessions"},
 		}},
+		// The end of a session is told to whoever watches: a worker that was away
+		// for less than a day still hears of it, and drops what it held.
+		{keepSize: keep, stream: bucket(subjects.BucketSessions, "sessions", "Session records, 24 h after their last renewal", jetstream.StreamConfig{
+			MaxAge: day, AllowMsgTTL: true, SubjectDeleteMarkerTTL: day, MaxBytes: size.bucket,
+		})},
+		{keepSize: keep, stream: bucket(subjects.BucketWorkers, "workers", "What workers remember together: keys, positions", jetstream.StreamConfig{
+			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		})},
+		{keepSize: keep, stream: jetstream.StreamConfig{
+			Name:        subjects.StreamLog,
+			Description: "Log lines of workers, until the audit has taken them over",
+			Subjects:    []string{subjects.LogPattern},
+			MaxAge:      7 * day,
+			MaxBytes:    size.bucket,
+			Metadata:    map[string]string{"writer": "workers"},
+		}},
+		{keepSize: p.AuditMaxBytes == 0, stream: jetstream.StreamConfig{
+			Name:        subjects.StreamAudit,
+			Description: "The audit: log lines in blocks that are chained by hash; read it with parley audit",
+			Subjects:    []string{subjects.Audit},
+			MaxAge:      cmp.Or(p.AuditMaxAge, 90*day),
+			MaxBytes:    size.audit,
+			Metadata:    map[string]string{"writer": "audit"},
+		}},
+		{keepSize: keep, stream: objects(subjects.ObjectsOutputs, "sessions", "Large outputs of sessions, in parts", size.bucket)},
+	}
+}
+
+// objects is the stream of an object store.
+func objects(name, writer, description string, most int64) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:        "OBJ_" + name,
+		Description: description,
+		Subjects:    []string{"$O." + name + ".C.>", "$O." + name + ".M.>"},
+		Discard:     jetstream.DiscardNew,
+		AllowRollup: true,
+		MaxBytes:    most,
+		Metadata:    map[string]string{"writer": writer},
 	}
 }
 
@@ -152,13 +207,13 @@ func escalations(p Provisioning, size sizes) asset {
 }
 
 // bucket is the stream of a key-value bucket, history 1.
-func bucket(name, description string, c jetstream.StreamConfig) jetstream.StreamConfig {
+func bucket(name, writer, description string, c jetstream.StreamConfig) jetstream.StreamConfig {
 	c.Name, c.Description = "KV_"+name, description
 	c.Subjects = []string{"$KV." + name + ".>"}
 	c.MaxMsgsPerSubject = 1
 	c.Discard = jetstream.DiscardNew
 	c.AllowRollup, c.DenyDelete = true, true
-	c.Metadata = map[string]string{"writer": "router"}
+	c.Metadata = map[string]string{"writer": writer}
 	return c
 }
 

@@ -1,5 +1,7 @@
 package subjects
 
+import "slices"
+
 // Streams, buckets and object stores of a fleet.
 const (
 	StreamTasks       = "FLEET_TASKS"       // the records of every task: the truth
@@ -67,7 +69,7 @@ func Catalogue() []Entry {
 			Writer: "registry", Readers: "orchestrator, operator",
 			Description: "An instance went live, was lost, drains or was resumed.",
 		},
-	}, apiEntries()...), append(taskEntries(), webhookEntries()...)...)
+	}, apiEntries()...), slices.Concat(taskEntries(), webhookEntries(), sessionEntries(), auditEntries())...)
 }
 
 // apiEntries are the endpoints of the micro service "fleet".

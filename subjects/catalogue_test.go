@@ -42,6 +42,8 @@ func TestCatalogue(t *testing.T) {
 		subjects.OutcomePattern, subjects.OfferPattern, subjects.ControlPattern,
 		subjects.ProgressPattern, subjects.ResultPattern, subjects.WebhookPattern, subjects.WebhookEventPattern,
 		subjects.EscalationPattern, subjects.AlertPattern,
+		subjects.ContextPattern, subjects.ContextNewsPattern, subjects.HandshakePattern,
+		subjects.LogPattern, subjects.Audit,
 	} {
 		if !patterns[p] {
 			t.Errorf("%s is not in the catalogue", p)
@@ -55,6 +57,10 @@ func TestPermissions(t *testing.T) {
 		"fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
 		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
 		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
+		"fleet.api.bob.session.append", "fleet.api.bob.session.context", "fleet.api.bob.session.create",
+		"fleet.api.bob.session.delete", "fleet.api.bob.session.fetch", "fleet.api.bob.session.get",
+		"fleet.api.bob.session.handshake", "fleet.api.bob.session.list", "fleet.api.bob.session.put",
+		"fleet.api.bob.session.update",
 	}
 	for _, tt := range []struct {
 		role               string
@@ -66,7 +72,8 @@ func TestPermissions(t *testing.T) {
 				"fleet.announce.bob.*", "fleet.heartbeat.bob.*", "fleet.progress.bob.*", "fleet.result.bob.*",
 			}, api...),
 			subscribe: []string{
-				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.control.bob.*", "fleet.offer.bob.*", "fleet.outcome.bob.*",
+				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.control.bob.*",
+				"fleet.handshake.bob", "fleet.offer.bob.*", "fleet.outcome.bob.*",
 			},
 		},
 		{
@@ -76,7 +83,7 @@ func TestPermissions(t *testing.T) {
 		{
 			role: subjects.RoleOperator,
 			publish: append([]string{
-				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.resume",
+				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.resume", "fleet.api.bob.audit.read",
 				"fleet.api.bob.escalation.ack", "fleet.api.bob.escalation.answer", "fleet.api.bob.escalation.cancel",
 				"fleet.api.bob.escalation.complete", "fleet.api.bob.escalation.get", "fleet.api.bob.escalation.list",
 				"fleet.api.bob.escalation.reassign", "fleet.api.bob.escalation.retry", "fleet.api.bob.escalation.silence",

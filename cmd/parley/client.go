@@ -158,6 +158,10 @@ func (c *client) unanswered(err error, noun, verb string) error {
 		worker = "escalation"
 	case noun == "webhook":
 		worker = "webhooks"
+	case noun == "audit":
+		worker = "audit"
+	case noun == "session":
+		worker = "sessions"
 	}
 	p := &problem{exit: codeExit(subjects.CodeUnavailable), err: err}
 	switch {

@@ -45,6 +45,7 @@ type config struct {
 
 	As        string `envconfig:"PARLEY_AS" json:"as" flag:"as" desc:"who you are; operator sees all tasks, others their own"`
 	Output    string `envconfig:"PARLEY_OUTPUT" json:"output" flag:"output" short:"o" desc:"table, wide, json or jsonl"`
+	Session   string `envconfig:"PARLEY_SESSION_TOKEN" json:"session_token" flag:"session-token" desc:"token of a session that somebody else owns; better set in the environment than as a flag"`
 	LogLevel  string `envconfig:"PARLEY_LOG_LEVEL" json:"log_level" flag:"log-level" desc:"debug, info, warn or error"`
 	LogFormat string `envconfig:"PARLEY_LOG_FORMAT" json:"log_format" flag:"log-format" desc:"auto, text or json; auto is text on a terminal"`
 
@@ -55,6 +56,8 @@ type config struct {
 	Provision string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
 	Replicas  int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
 	MaxStore  size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 keeps what is there, and begins with 4GiB or what the disk has"`
+	MaxOutput size     `envconfig:"PARLEY_MAX_OUTPUT" json:"max_output" flag:"max-output" desc:"largest output that a session keeps, such as 64MiB; 0 is the default"`
+	AuditKeep span     `envconfig:"PARLEY_AUDIT_KEEP" json:"audit_keep" flag:"audit-keep" desc:"how long the audit is kept; 0 is the default, 90 days"`
 	HTTP      string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of /healthz and /readyz; off for none"`
 	Grace     span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
@@ -86,10 +89,11 @@ type config struct {
 	HeartbeatTo   string   `envconfig:"PARLEY_HEARTBEAT_TO" json:"heartbeat_to" flag:"heartbeat-to" desc:"webhook endpoint that hears regularly that all is well, so that silence is noticed"`
 	HeartbeatEach span     `envconfig:"PARLEY_HEARTBEAT_EACH" json:"heartbeat_each" flag:"heartbeat-each" desc:"how often"`
 
-	Host string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
-	Port int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
-	Data string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
-	Sync string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since; parley serve wants to know what its servers do"`
+	Host     string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
+	Port     int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
+	Insecure bool   `envconfig:"PARLEY_INSECURE" json:"insecure" flag:"insecure" desc:"let other machines reach the embedded broker, which asks nobody who they are"`
+	Data     string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
+	Sync     string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since; parley serve wants to know what its servers do"`
 }
 
 // defaultConfig is what holds where nobody says anything. Worker defaults that

@@ -99,13 +99,17 @@ func mistyped(err error, command string) error {
 	return p.next("did you mean " + strings.Join(strings.Fields(meant), " or ") + "? " + command + " --help  lists all")
 }
 
+// fileFlag marks a flag --context that is not the NATS CLI's.
+const fileFlag = "parley_file"
+
 // oneServer settles which of server and context counts: the one that was typed.
 func (a *app) oneServer(cmd *cobra.Command) error {
 	server, context := cmd.Flags().Lookup("server"), cmd.Flags().Lookup("context")
 	if server == nil || context == nil {
 		return nil
 	}
-	if server.Changed && context.Changed {
+	_, file := context.Annotations[fileFlag]
+	if server.Changed && context.Changed && !file {
 		return usage("--server and --context exclude each other").next("leave one of them out")
 	}
 	if server.Changed {
@@ -152,7 +156,8 @@ First steps, each in a terminal of its own:
 		}
 	}
 	add("run", a.upCommand(), a.serveCommand(), newDemoCommand(a))
-	add("use", a.taskCommand(), a.agentCommand(), a.escalationCommand(), a.webhookCommand(), a.dlqCommand())
+	add("use", a.taskCommand(), a.sessionCommand(), a.invokeCommand(), a.agentCommand(), a.escalationCommand(),
+		a.webhookCommand(), a.auditCommand(), a.dlqCommand())
 	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")

@@ -17,14 +17,14 @@ var (
 		"tlsca", "tlscert", "tlskey", "tlsfirst", "inbox-prefix", "timeout",
 	}
 	workerFlags = []string{
-		"workers", "operators", "max-queued", "keep-ended", "max-store", "http", "grace",
+		"workers", "operators", "max-queued", "keep-ended", "max-store", "max-output", "audit-keep", "http", "grace",
 		"webhooks-file", "webhook-url", "webhook-secret", "webhook-header", "webhook-allow", "webhook-retries", "webhook-base",
 		"webhook-timeout", "webhook-check",
 		"max-retries", "on-blocked", "escalate", "alert-repeat", "give-up-after", "alert-contacts", "alert-next", "ack-timeout",
 		"group-by", "group-wait", "group-interval", "change-log", "public-url", "link-key", "link-ttl", "heartbeat-to", "heartbeat-each",
 	}
-	secretFlags = []string{"password", "token", "webhook-url", "webhook-secret", "webhook-header", "link-key"}
-	brokerFlags = []string{"host", "port", "data", "sync"}
+	secretFlags = []string{"password", "token", "session-token", "webhook-url", "webhook-secret", "webhook-header", "link-key"}
+	brokerFlags = []string{"host", "port", "insecure", "data", "sync"}
 )
 
 // setting is one field of config.

@@ -39,6 +39,11 @@ func (a *app) up(ctx context.Context, save string) error {
 	if err := contextName(save); err != nil {
 		return err
 	}
+	if !loopback(a.conf.Host) && !a.conf.Insecure {
+		return usage("--host %s would let other machines reach a broker that asks nobody who they are", a.conf.Host).
+			next("run a NATS server with users and permissions (parley subjects --permissions prints them) and parley serve; " +
+				"or, where nobody else is on the network, add --insecure")
+	}
 	log := a.logger(slog.LevelDebug)
 	always, every, err := a.conf.sync()
 	if err != nil {
@@ -107,7 +112,7 @@ func (a *app) banner(at *addresses) {
 		}
 		return
 	}
-	nats := at.NATS
+	nats := at.NATS + "   open: whoever reaches it may do everything"
 	if at.Context != "" {
 		nats += "   nats --context " + at.Context
 	}
@@ -128,7 +133,13 @@ func (a *app) banner(at *addresses) {
 	} {
 		a.print(fmt.Sprintf("  %-5s %s", line[0], line[1]))
 	}
-	if ip := net.ParseIP(a.conf.Host); a.conf.Host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+	if !loopback(a.conf.Host) {
 		a.notice("UNSAFE: %s is reachable from other machines and asks nobody for a password", at.NATS)
 	}
+}
+
+// loopback reports whether only this machine reaches host.
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }

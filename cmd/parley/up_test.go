@@ -249,3 +249,26 @@ func TestUpSaysWhatDoesNotFit(t *testing.T) {
 		t.Errorf("%+v", err)
 	}
 }
+
+// TestUpStaysOnThisMachine: without authentication, nobody else is let in unless
+// that is what is wanted.
+func TestUpStaysOnThisMachine(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	for _, host := range []string{"0.0.0.0", "::", "192.0.2.1", "example.com"} {
+		got := s.run(t, "up", "--host", host, "--port", "-1", "--http", "off")
+		got.check(t, exitUsage, "", "--host "+host+" would let other machines reach a broker")
+		got.check(t, exitUsage, "", "--insecure")
+	}
+	// Loopback is wherever 127/8 is; --insecure changes nothing there.
+	j := s.start(t, "up", "--host", "127.0.0.2", "--insecure", "--port", "-1", "--http", "off", "--sync=1m")
+	if out := j.stdout.waitFor(t, "Next"); !strings.Contains(out, "open: whoever reaches it") {
+		t.Errorf("the banner does not say that nobody is asked:\n%s", out)
+	}
+	j.end(t)
+	for host, want := range map[string]bool{"localhost": true, "127.0.0.1": true, "::1": true, "127.9.9.9": true, "0.0.0.0": false, "": false, "10.0.0.1": false} {
+		if got := loopback(host); got != want {
+			t.Errorf("loopback(%q) = %v, want %v", host, got, want)
+		}
+	}
+}

@@ -9,15 +9,22 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
 	"parley/workers"
+	"parley/workers/audit"
 	"parley/workers/escalation"
 	"parley/workers/registry"
 	"parley/workers/router"
+	"parley/workers/sessions"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
-func workerNames() []string { return []string{"registry", "router", "webhooks", "escalation"} }
+func workerNames() []string {
+	return []string{"registry", "sessions", "audit", "router", "webhooks", "escalation"}
+}
 
 // worker makes the worker called name; its pages, if it has any, go to h.
 func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
@@ -25,7 +32,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 	case "router":
 		c := a.conf
 		cfg := router.Config{
-			Bus: b, MaxQueued: c.MaxQueued, KeepEnded: c.KeepEnded, Log: log,
+			Bus: b, Sessions: sessionContext{b}, MaxQueued: c.MaxQueued, KeepEnded: c.KeepEnded, Log: log,
 			Operators: a.operators(), HumanContact: len(a.contacts()) > 0,
 			Policy: router.Policy{
 				MaxRetries: &c.MaxRetries, OnBlocked: c.OnBlocked, Escalate: c.Escalate,
@@ -44,6 +51,20 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		}
 		h.serve(escalation.LinkPath, w.Handler())
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "sessions":
+		w, err := sessions.New(sessions.Config{
+			Bus: b, Operators: a.operators(), MaxOutput: int64(a.conf.MaxOutput), Version: semver(), Log: log,
+		})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "audit":
+		w, err := audit.New(audit.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "registry":
 		w, err := registry.New(registry.Config{Bus: b, Version: semver(), Log: log})
 		if err != nil {
@@ -60,12 +81,31 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 	return workers.Worker{}, fmt.Errorf("there is no worker %q", name)
 }
 
+// sessionContext asks whichever sessions worker there is, in this process or in
+// another, for what goes with an offer.
+type sessionContext struct{ bus *bus.Bus }
+
+// Context gives a session's context and token.
+func (s sessionContext) Context(ctx context.Context, id subjects.SessionID, from subjects.AgentID) (router.SessionContext, error) {
+	req := fleet.MustEncode(handshake.OfferContext{SessionID: id, From: from})
+	m, err := s.bus.Request(ctx, subjects.API(handshake.Router, "session", "offer"), req, nil)
+	if err != nil {
+		return router.SessionContext{}, err
+	}
+	r, err := fleet.DecodeReply[handshake.OfferContextReply](m.Data)
+	if err != nil {
+		return router.SessionContext{}, err
+	}
+	return router.SessionContext{Context: fleet.MustEncode(&r.Context), Token: r.Token}, nil
+}
+
 // fleet runs the settings' workers on b, and the health pages beside them,
 // until ctx ends or one of them fails. room is what the broker can reserve for
 // streams, where that is known. ready is called once all of them serve.
 func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logger, ready func(health string)) error {
 	err := b.Provision(ctx, bus.Provisioning{
 		Mode: a.conf.Provision, Replicas: a.conf.Replicas, MaxBytes: int64(a.conf.MaxStore), Room: room,
+		AuditMaxAge: time.Duration(a.conf.AuditKeep),
 	})
 	if err != nil {
 		return a.notProvisioned(err, room)

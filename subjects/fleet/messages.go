@@ -138,7 +138,9 @@ type Dispatch struct {
 	Context json.RawMessage  `json:"context,omitzero"` // added, offers only: the session's context
 	Tried   []Tried          `json:"tried,omitempty"`  // added, offers only: what was tried before
 	Human   *HumanAnswer     `json:"human,omitempty"`  // added, offers only: what a human said who was asked
-	Unknown Unknown          `json:",unknown"`
+	// SessionToken is added, offers only: what the session is used with.
+	SessionToken string  `json:"session_token,omitempty"`
+	Unknown      Unknown `json:",unknown"`
 }
 
 // Task is the identity, the terms and the policy of a dispatch.

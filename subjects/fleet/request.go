@@ -32,6 +32,19 @@ func DecodeRequest[T any](data []byte) (T, error) {
 	return v, nil
 }
 
+// DecodeStored reads what the fleet's own workers have stored: of any size, as
+// a DecodeRequest otherwise.
+func DecodeStored[T any](data []byte) (*T, error) {
+	if err := trusted.check(data); err != nil {
+		return nil, err
+	}
+	v := new(T)
+	if err := unmarshal(data, v); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
 // DecodeReply reads the reply to an API call. An ErrorReply becomes the error,
 // a *subjects.Error.
 func DecodeReply[T any](data []byte) (T, error) {

@@ -113,6 +113,7 @@ var doors = []struct {
 	// Clients that only connect must not link a server.
 	{"github.com/nats-io/nats-server", []string{"bus/embedded", "bus/bustest", "test"}},
 	{"parley/bus/embedded", []string{"bus/embedded", "bus/bustest", "cmd", "test"}},
+	{"github.com/zricethezav/gitleaks", []string{"workers/sessions/secrets"}},
 	{"github.com/a2aproject", []string{"workers/gateway", "test"}},
 }
 

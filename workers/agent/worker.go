@@ -135,6 +135,11 @@ func (w *Worker) Run(ctx context.Context) error {
 		_ = offers.Unsubscribe()
 		return fmt.Errorf("agent: take control messages: %w", err)
 	}
+	greetings, err := w.cfg.Bus.Subscribe(subjects.Handshake(w.cfg.ID), handshakeQueue, w.onHandshake)
+	if err != nil {
+		_ = errors.Join(offers.Unsubscribe(), controls.Unsubscribe())
+		return fmt.Errorf("agent: take handshakes: %w", err)
+	}
 	w.wg.Go(func() { w.announceAll(life) })
 	w.wg.Go(func() { w.beatAll(life) })
 	w.wg.Go(func() { w.watchRepo(life) })
@@ -144,7 +149,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	<-ctx.Done()
 	w.drain()
 	w.farewell()
-	for _, s := range []*bus.Subscription{offers, controls} {
+	for _, s := range []*bus.Subscription{offers, controls, greetings} {
 		if err := s.Drain(); err != nil { //nolint:contextcheck // bounded by itself; ctx has ended
 			w.log.Debug("end a subscription", slog.Any("error", err))
 		}

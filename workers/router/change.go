@@ -163,6 +163,9 @@ func recordHeader(cur, n *fleet.Event) bus.Header {
 	if level := escalated(cur, n); level != "" {
 		h[subjects.HeaderLevel] = []string{level}
 	}
+	if id := n.Facts.SessionID; id != "" {
+		h[subjects.HeaderSession] = []string{string(id)}
+	}
 	return h
 }
 

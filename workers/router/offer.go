@@ -35,10 +35,11 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 	if w.barred(ctx, cur) {
 		return
 	}
+	payload := offerPayload(cur.ev, dispatch, w.sessionContext(ctx, cur.ev))
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
 	defer cancel()
-	reply, err := w.bus.Request(ask, subjects.Offer(in.agent, in.instance), offerPayload(cur.ev, dispatch), nil)
+	reply, err := w.bus.Request(ask, subjects.Offer(in.agent, in.instance), payload, nil)
 	switch {
 	case errors.Is(err, bus.ErrNoResponders):
 		w.with(func(c *core, _ time.Time) { c.fleet.Gone(in.agent, in.instance) })
@@ -75,14 +76,19 @@ func (w *Worker) barred(ctx context.Context, cur *view) bool {
 
 // offerPayload is the stored dispatch with what only an offer carries put in
 // front; the rest is passed on as it came.
-func offerPayload(ev *fleet.Event, dispatch json.RawMessage) []byte {
+func offerPayload(ev *fleet.Event, dispatch json.RawMessage, s SessionContext) []byte {
 	head := struct {
 		From    subjects.AgentID `json:"from"`
 		Attempt int              `json:"attempt"`
 		Tried   []fleet.Tried    `json:"tried,omitempty"`
+		Context json.RawMessage  `json:"context,omitzero"`
+		Token   string           `json:"session_token,omitempty"`
 
 		Human *fleet.HumanAnswer `json:"human,omitempty"`
-	}{From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev), Human: ev.Facts.Human}
+	}{
+		From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev), Human: ev.Facts.Human,
+		Context: s.Context, Token: s.Token,
+	}
 	b := fleet.MustEncode(head)
 	b[len(b)-1] = ','
 	return append(b, dispatch[1:]...)

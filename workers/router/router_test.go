@@ -23,6 +23,8 @@ type world struct {
 	t   *testing.T
 	srv *bustest.Server
 	bus *bus.Bus
+
+	sessions router.Sessions // of routers that start later
 }
 
 func newWorld(t *testing.T, routers int) *world {
@@ -40,7 +42,7 @@ func (w *world) router(id string) (stop func()) {
 	w.t.Helper()
 	b := w.srv.Connect(w.t)
 	r, err := router.New(router.Config{
-		Bus: b, ID: subjects.InstanceID(id),
+		Bus: b, ID: subjects.InstanceID(id), Sessions: w.sessions,
 		Backoff: escalation.Backoff{Base: 20 * time.Millisecond, Max: 100 * time.Millisecond},
 		Log:     slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})

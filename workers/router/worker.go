@@ -34,6 +34,8 @@ type Config struct {
 	KeepEnded int
 	// Commit chooses how records are written; see bus.CommitMode.
 	Commit bus.CommitMode
+	// Sessions gives the context that goes with offers; absent: none does.
+	Sessions Sessions
 	// Backoff is the pace of retries; zero fields take escalation's defaults.
 	Backoff escalation.Backoff
 	// HumanContact says that somebody is told of what waits for a human.

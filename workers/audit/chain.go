@@ -1,0 +1,117 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/google/uuid"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/audit"
+	"parley/subjects/fleet"
+)
+
+// item is a message of a source, as its lines.
+type item struct {
+	stream string
+	seq    uint64
+	lines  []string
+}
+
+// chain is the end of the audit as this worker knows it. One goroutine owns it.
+type chain struct {
+	b       *bus.Bus
+	records bus.RecordWriter
+	log     *slog.Logger
+
+	head *audit.Block // nil: there is none
+	seq  uint64       // of head in the stream
+}
+
+// load reads the last block.
+func (c *chain) load(ctx context.Context) error {
+	m, err := c.b.Last(ctx, subjects.StreamAudit, subjects.Audit)
+	if errors.Is(err, bus.ErrNotFound) {
+		c.head, c.seq = nil, 0
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the last block: %w", err)
+	}
+	b, err := audit.Decode(m.Data)
+	if err != nil {
+		return fmt.Errorf("the last block cannot be read: %w", err)
+	}
+	c.head, c.seq = b, m.Seq
+	return nil
+}
+
+// begin is after which message a stream is read: where the audit has got to. A
+// stream that was replaced since is read from its beginning.
+func (c *chain) begin(stream string, last uint64) uint64 {
+	if c.head == nil {
+		return 0
+	}
+	after := c.head.Positions[stream]
+	if last < after {
+		c.log.Error("a stream ends before what the audit has read of it: it was replaced, and is read anew",
+			slog.String("stream", stream), slog.Uint64("last_seq", last), slog.Uint64("read_seq", after))
+		delete(c.head.Positions, stream)
+		return 0
+	}
+	return after
+}
+
+// put writes items behind the last block, without those that another worker
+// has put there, and tries until ctx ends.
+func (c *chain) put(ctx context.Context, items []item) error {
+	pace := backoff.WithContext(backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(20*time.Millisecond), backoff.WithMaxElapsedTime(0), backoff.WithMaxInterval(5*time.Second)), ctx)
+	return backoff.Retry(func() error {
+		err := c.try(ctx, items)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, bus.ErrConflict):
+			c.log.Debug("another audit worker was faster")
+		default:
+			c.log.Warn("audit lines not written, trying again", slog.Any("error", err))
+		}
+		if lerr := c.load(ctx); lerr != nil {
+			return lerr
+		}
+		return err
+	}, pace)
+}
+
+func (c *chain) try(ctx context.Context, items []item) error {
+	positions := audit.Positions{}
+	if c.head != nil {
+		maps.Copy(positions, c.head.Positions)
+	}
+	var lines []string
+	for _, i := range items {
+		if i.seq > positions[i.stream] {
+			positions[i.stream] = i.seq
+			lines = append(lines, i.lines...)
+		}
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	b := audit.Seal(c.head, audit.Day(time.Now()), positions, lines)
+	seq, err := c.records.Write(ctx, bus.Record{
+		Subject: subjects.Audit, Expected: c.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(b),
+	})
+	if err != nil {
+		return err
+	}
+	c.head, c.seq = b, seq
+	return nil
+}

@@ -1,0 +1,66 @@
+package router_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/workers/router"
+)
+
+const session subjects.SessionID = "a2a-20251122T120000Z-7f3a9c21"
+
+// library is what a router knows of sessions.
+type library map[subjects.AgentID]router.SessionContext
+
+func (l library) Context(_ context.Context, id subjects.SessionID, from subjects.AgentID) (router.SessionContext, error) {
+	c, ok := l[from]
+	if !ok || id != session {
+		return c, errors.New("no such session")
+	}
+	return c, nil
+}
+
+// TestOfferBringsTheContext: of the session that the task was dispatched with,
+// if its dispatcher may use it; and never what the dispatch itself claims.
+func TestOfferBringsTheContext(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 0)
+	w.sessions = library{"boss": {Context: json.RawMessage(`{"session_id":"x"}`), Token: "token"}}
+	w.router("r0")
+	a := w.join("a", nil)
+	finish := func(id subjects.TaskID) {
+		t.Helper()
+		if _, err := a.result(id, fleet.Result{}); err != nil {
+			t.Fatal(err)
+		}
+		w.outcome(id)
+	}
+	w.send(`{"task":{"task_id":"t1","session_id":"` + string(session) + `"},"brief":"x","context":{"forged":1},"session_token":"forged"}`)
+	if d := a.offered(); string(d.Context) != `{"session_id":"x"}` || d.SessionToken != "token" {
+		t.Errorf("offered with context %s and token %q", d.Context, d.SessionToken)
+	}
+	finish("t1")
+	for id, dispatch := range map[subjects.TaskID]string{
+		"t2": `{"task":{"task_id":"t2"},"brief":"x","context":{"forged":1},"session_token":"forged"}`,
+		"t3": `{"task":{"task_id":"t3","session_id":"a2a-20251122T120000Z-00000000"},"brief":"x"}`,
+	} {
+		w.send(dispatch)
+		if d := a.offered(); len(d.Context) != 0 || d.SessionToken != "" {
+			t.Errorf("%s is offered with context %s and token %q, want none", id, d.Context, d.SessionToken)
+		}
+		finish(id)
+	}
+	// Records say whose session they belong to, for whoever reads headers alone.
+	m, err := w.bus.Last(t.Context(), subjects.StreamTasks, subjects.Task("t1"))
+	if err != nil || m.Header.Get(subjects.HeaderSession) != string(session) {
+		t.Errorf("headers of the last record are %v, %v", m.Header, err)
+	}
+	if strings.Contains(string(m.Data), `"session_token"`) {
+		t.Errorf("the record has the token: %s", m.Data)
+	}
+}

@@ -1,0 +1,384 @@
+package sessions
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+)
+
+// service is the session part of the API. Reads that wait end with run.
+func (w *Worker) service(run context.Context) bus.Service {
+	s := bus.Service{
+		Name: "sessions", Version: w.cfg.Version, Queue: "sessions",
+		Description: "Keeps sessions and their contexts",
+		Metadata:    map[string]string{"kind": "sessions"},
+	}
+	for _, e := range []struct {
+		verb   string
+		handle func(context.Context, subjects.AgentID, []byte) (any, error)
+	}{
+		{"create", endpoint(w.create)},
+		{"get", endpoint(w.get)},
+		{"update", endpoint(w.update)},
+		{"delete", endpoint(w.remove)},
+		{"list", endpoint(w.list)},
+		{"handshake", endpoint(w.greet)},
+		{"append", endpoint(w.appendEntry)},
+		{"context", endpoint(func(ctx context.Context, from subjects.AgentID, r *handshake.Read) (any, error) {
+			return w.readContext(ctx, run, from, r)
+		})},
+		{"put", endpoint(w.put)},
+		{"fetch", endpoint(w.fetch)},
+		{"offer", endpoint(w.offer)},
+	} {
+		pattern := subjects.APIPattern("session", e.verb)
+		s.Endpoints = append(s.Endpoints, bus.Endpoint{
+			Name: "session_" + e.verb, Subject: pattern,
+			Handle: func(ctx context.Context, m bus.Msg) ([]byte, error) {
+				vars, ok := subjects.Tokens(pattern, m.Subject)
+				if !ok {
+					return nil, subjects.Errorf(subjects.CodeInvalidID, "the subject names no caller")
+				}
+				v, err := e.handle(ctx, subjects.AgentID(vars[0]), m.Data)
+				if err != nil {
+					return nil, err
+				}
+				return fleet.Encode(v)
+			},
+		})
+	}
+	return s
+}
+
+// endpoint decodes a request for its handler.
+func endpoint[T any, M interface {
+	*T
+	handshake.Request
+}](handle func(context.Context, subjects.AgentID, *T) (any, error)) func(context.Context, subjects.AgentID, []byte) (any, error) {
+	return func(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+		r, err := handshake.DecodeRequest[T, M](data)
+		if err != nil {
+			return nil, err
+		}
+		return handle(ctx, from, r)
+	}
+}
+
+func noSession(id subjects.SessionID) error {
+	return subjects.Errorf(subjects.CodeNotFound, "there is no session %q that you may use", id).At("/session_id").
+		WithRemedy("sessions are kept 24 h after their last renewal; parley session ls shows yours")
+}
+
+func (w *Worker) operator(id subjects.AgentID) bool { return slices.Contains(w.cfg.Operators, id) }
+
+// find gives a session that lives. What this worker has not heard of, or takes
+// for ended, is looked up.
+func (w *Worker) find(ctx context.Context, id subjects.SessionID) (stored, error) {
+	w.mu.Lock()
+	s, ok := w.known[id]
+	w.mu.Unlock()
+	if ok && time.Now().Before(s.keptUntil()) {
+		return s, nil
+	}
+	return w.lookUp(ctx, id)
+}
+
+func (w *Worker) lookUp(ctx context.Context, id subjects.SessionID) (stored, error) {
+	e, err := w.sessions.Get(ctx, string(id))
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		return stored{}, noSession(id)
+	case err != nil:
+		return stored{}, unavailable(err)
+	}
+	s, err := decodeStored(e)
+	if err != nil {
+		return stored{}, err
+	}
+	if !time.Now().Before(s.keptUntil()) {
+		return stored{}, noSession(id)
+	}
+	return s, nil
+}
+
+// use finds a session for who may use it. Somebody who may not hears the same
+// as of one that does not exist, unless a token was given: then what is wrong
+// with that.
+func (w *Worker) use(ctx context.Context, from subjects.AgentID, id subjects.SessionID, token string) (stored, error) {
+	if token != "" {
+		if err := w.keys.check(ctx, id, token, time.Now()); err != nil {
+			return stored{}, w.refuse(ctx, id, from, err)
+		}
+		return w.find(ctx, id)
+	}
+	return w.own(ctx, from, id)
+}
+
+// own finds a session for its owner, or an operator.
+func (w *Worker) own(ctx context.Context, from subjects.AgentID, id subjects.SessionID) (stored, error) {
+	s, err := w.find(ctx, id)
+	if err != nil {
+		return stored{}, err
+	}
+	if s.session.Orchestrator != from && !w.operator(from) {
+		return stored{}, w.refuse(ctx, id, from, noSession(id))
+	}
+	return s, nil
+}
+
+// newSessionID is 16 random bytes with the time.
+func newSessionID(now time.Time) subjects.SessionID {
+	random := make([]byte, 16)
+	_, _ = rand.Read(random) // never fails
+	return subjects.NewSessionID(now, random)
+}
+
+// createdAt reads the time in a session's id.
+func createdAt(id subjects.SessionID) (time.Time, bool) {
+	const prefix, layout = "a2a-", "20060102T150405Z"
+	if len(id) < len(prefix)+len(layout) {
+		return time.Time{}, false
+	}
+	at, err := time.Parse(layout, string(id[len(prefix):len(prefix)+len(layout)]))
+	return at, err == nil
+}
+
+func (w *Worker) create(ctx context.Context, from subjects.AgentID, r *handshake.Create) (any, error) {
+	if _, err := subjects.ParseAgentID(string(from)); err != nil {
+		return nil, err
+	}
+	now := time.Now().UTC().Truncate(time.Second)
+	s := handshake.Session{
+		SessionID: newSessionID(now), Orchestrator: from, CreatedAt: now, ExpiresAt: now.Add(handshake.TokenLife),
+		TaskID: r.TaskID, TaskMetadata: r.TaskMetadata,
+	}
+	if _, err := w.sessions.Create(ctx, string(s.SessionID), fleet.MustEncode(&s), 0); err != nil {
+		return nil, storeError(err)
+	}
+	w.note(ctx, s.SessionID, from, handshake.EventSessionCreate, &s)
+	return w.opened(ctx, s)
+}
+
+func storeError(err error) error {
+	if errors.Is(err, bus.ErrFull) {
+		return subjects.Errorf(subjects.CodeRateLimited, "the store of sessions is full").RetryAfter(time.Minute)
+	}
+	return unavailable(err)
+}
+
+// opened is what the owner of a session gets to hear.
+func (w *Worker) opened(ctx context.Context, s handshake.Session) (any, error) {
+	token, err := w.keys.token(ctx, s.SessionID, s.ExpiresAt)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	kept := s.ExpiresAt.Add(handshake.SessionLife - handshake.TokenLife)
+	return &handshake.Opened{Session: s, Token: token, KeptUntil: kept}, nil
+}
+
+func (w *Worker) get(ctx context.Context, from subjects.AgentID, r *handshake.Ref) (any, error) {
+	s, err := w.use(ctx, from, r.SessionID, r.Token)
+	if err != nil {
+		return nil, err
+	}
+	l := w.logOf(r.SessionID)
+	if err := l.take(ctx); err != nil {
+		return nil, err
+	}
+	defer l.release()
+	if err := l.catchUp(ctx, w.bus); err != nil {
+		return nil, err
+	}
+	return &handshake.View{Session: s.session, Version: l.version, KeptUntil: s.keptUntil()}, nil
+}
+
+func (w *Worker) update(ctx context.Context, from subjects.AgentID, r *handshake.Update) (any, error) {
+	for {
+		s, err := w.own(ctx, from, r.SessionID)
+		if err != nil {
+			return nil, err
+		}
+		n := s.session
+		n.ExpiresAt = time.Now().UTC().Truncate(time.Second).Add(handshake.TokenLife)
+		n.TaskID = cmp.Or(r.TaskID, n.TaskID)
+		if r.TaskMetadata != nil {
+			n.TaskMetadata = *r.TaskMetadata
+		}
+		rev, err := w.sessions.Update(ctx, string(r.SessionID), fleet.MustEncode(&n), s.revision)
+		switch {
+		case errors.Is(err, bus.ErrConflict):
+			if s, err = w.lookUp(ctx, r.SessionID); err != nil {
+				return nil, err
+			}
+			w.learn(s)
+		case err != nil:
+			return nil, storeError(err)
+		default:
+			w.learn(stored{session: n, revision: rev, at: time.Now()})
+			w.note(ctx, n.SessionID, from, handshake.EventSessionUpdate, &n)
+			return w.opened(ctx, n)
+		}
+	}
+}
+
+// learn takes in a record that was just read or written.
+func (w *Worker) learn(s stored) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s.revision > w.known[s.session.SessionID].revision {
+		w.known[s.session.SessionID] = s
+	}
+}
+
+func (w *Worker) remove(ctx context.Context, from subjects.AgentID, r *handshake.Ref) (any, error) {
+	if _, err := w.own(ctx, from, r.SessionID); err != nil {
+		return nil, err
+	}
+	if err := w.sessions.Delete(ctx, string(r.SessionID)); err != nil {
+		return nil, storeError(err)
+	}
+	w.mu.Lock()
+	delete(w.known, r.SessionID)
+	delete(w.logs, r.SessionID)
+	w.mu.Unlock()
+	if err := w.dropAll(ctx, r.SessionID); err != nil {
+		return nil, storeError(err)
+	}
+	w.note(ctx, r.SessionID, from, handshake.EventSessionDelete, nil)
+	return &handshake.Deleted{SessionID: r.SessionID, OK: true}, nil
+}
+
+func (w *Worker) list(_ context.Context, from subjects.AgentID, r *handshake.List) (any, error) {
+	now := time.Now()
+	reply := &handshake.ListReply{Sessions: []handshake.View{}}
+	w.mu.Lock()
+	for _, s := range w.known {
+		if (s.session.Orchestrator == from || w.operator(from)) && now.Before(s.keptUntil()) {
+			reply.Sessions = append(reply.Sessions, handshake.View{Session: s.session, KeptUntil: s.keptUntil()})
+		}
+	}
+	w.mu.Unlock()
+	slices.SortFunc(reply.Sessions, func(a, b handshake.View) int {
+		return cmp.Or(b.Session.CreatedAt.Compare(a.Session.CreatedAt), cmp.Compare(a.Session.SessionID, b.Session.SessionID))
+	})
+	reply.Total = len(reply.Sessions)
+	reply.Sessions = reply.Sessions[:min(reply.Total, cmp.Or(r.Limit, 100))]
+	return reply, nil
+}
+
+// greet passes a handshake on: init to the target, its ack back, and to a
+// target that accepts the context.
+func (w *Worker) greet(ctx context.Context, from subjects.AgentID, r *handshake.Greet) (any, error) {
+	if r.Initiator.AgentID != from {
+		return nil, subjects.Errorf(subjects.CodeForbidden, "the initiator is %s, the subject says %s", r.Initiator.AgentID, from).
+			At("/initiator/agent_id").WithRemedy("name yourself: the subject alone says who asks")
+	}
+	if _, err := w.use(ctx, from, r.SessionID, r.Token); err != nil {
+		return nil, err
+	}
+	target := r.Target.AgentID
+	shake := map[string]any{"initiator": from, "target": target, "task_id": r.Task.TaskID}
+	w.note(ctx, r.SessionID, from, handshake.EventInit, shake)
+	reply, err := w.tell(ctx, target, &r.Init)
+	if err != nil {
+		return nil, err
+	}
+	ack, err := handshake.DecodeAck(reply)
+	switch {
+	case err != nil:
+		return nil, subjects.Errorf(subjects.CodeAgentError, "the answer of %s is no handshake_ack: %w", target, err)
+	case ack.SessionID != r.SessionID || ack.Target.AgentID != target:
+		return nil, subjects.Errorf(subjects.CodeForbidden, "%s answers as %s, for session %s", target, ack.Target.AgentID, ack.SessionID)
+	}
+	shake["accepted"] = ack.Accepted
+	w.note(ctx, r.SessionID, target, handshake.EventAck, shake)
+	if !ack.Accepted {
+		return ack, nil
+	}
+	view, err := w.boundedContext(ctx, r.SessionID)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.tell(ctx, target, exchange(&view)); err != nil {
+		return nil, err
+	}
+	w.note(ctx, r.SessionID, target, handshake.EventExchange, map[string]any{"version": view.Context.Version})
+	return ack, nil
+}
+
+const tellTimeout = 2 * time.Second
+
+// tell asks an agent something of the handshake.
+func (w *Worker) tell(ctx context.Context, target subjects.AgentID, m any) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+	defer cancel()
+	reply, err := w.bus.Request(ctx, subjects.Handshake(target), fleet.MustEncode(m), nil)
+	if err != nil {
+		return nil, subjects.Errorf(subjects.CodeAgentLost, "%s does not answer a handshake: %w", target, err).
+			WithRemedy("parley agent ls shows who is live")
+	}
+	return reply.Data, nil
+}
+
+// exchange is phase 3 of the handshake: what came before.
+func exchange(v *handshake.ContextView) *handshake.Exchange {
+	m := &handshake.Exchange{
+		Header:    handshake.Header{ProtocolVersion: handshake.Version, MessageType: handshake.TypeExchange},
+		SessionID: v.SessionID, Timestamp: time.Now().UTC(),
+	}
+	m.Context.SharedData, m.Context.Constraints = v.Context.SharedData, v.Context.Constraints
+	for i := range v.Context.PreviousAgents {
+		e := &v.Context.PreviousAgents[i]
+		output := e.Output
+		if len(output) == 0 && e.OutputFile != "" {
+			output = fleet.MustEncode(e.OutputFile)
+		}
+		m.Context.PreviousResults = append(m.Context.PreviousResults, handshake.PreviousResult{
+			AgentID: e.AgentID, Output: output, Timestamp: e.ExecutionTime,
+		})
+	}
+	return m
+}
+
+// boundedContext is what goes with an offer or a handshake.
+func (w *Worker) boundedContext(ctx context.Context, id subjects.SessionID) (v handshake.ContextView, err error) {
+	l := w.logOf(id)
+	if err := l.take(ctx); err != nil {
+		return v, err
+	}
+	defer l.release()
+	if err := l.catchUp(ctx, w.bus); err != nil {
+		return v, err
+	}
+	// A copy: the log goes on.
+	err = json.Unmarshal(fleet.MustEncode(l.bounded()), &v)
+	return v, err
+}
+
+// offer gives a router what goes with an offer.
+func (w *Worker) offer(ctx context.Context, from subjects.AgentID, r *handshake.OfferContext) (any, error) {
+	if from != handshake.Router {
+		return nil, subjects.Errorf(subjects.CodeForbidden, "only routers ask for the context of an offer")
+	}
+	if _, err := w.own(ctx, r.From, r.SessionID); err != nil {
+		return nil, err
+	}
+	view, err := w.boundedContext(ctx, r.SessionID)
+	if err != nil {
+		return nil, err
+	}
+	token, err := w.keys.token(ctx, r.SessionID, time.Now().Add(handshake.TokenLife))
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	return &handshake.OfferContextReply{Context: view, Token: token}, nil
+}

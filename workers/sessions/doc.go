@@ -1,0 +1,25 @@
+// Package sessions keeps sessions: working relations of agents, each with a
+// token and a context that its agents share.
+//
+// # Promises
+//
+// A session lives 24 h from its last renewal; then, or when it is deleted, all
+// that it held is gone with it: context and large outputs. Its token lasts one
+// hour. The owner and operators renew it; whoever has a token may read and
+// append, but not renew.
+//
+// A context is append-only. Versions are 1, 2, 3 … without gaps; an append that
+// was acknowledged is there, once, whatever worker died meanwhile, and whoever
+// repeats an append with the same key gets the version it has. A context never
+// takes in what looks like a secret: it refuses, or masks if asked to.
+//
+// The result of a task that was dispatched with a session (by somebody who may
+// use it) is appended, at least once tried and never twice there.
+//
+// # Order and backpressure
+//
+// The appends of one session are written one after the other, whichever worker
+// takes them; those of different sessions run side by side. Calls are bounded
+// by the bus's service. Workers share the calls in a queue group, and every one
+// follows all outcomes: what several do together counts once.
+package sessions

@@ -1,0 +1,279 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+)
+
+// sessionLog is what a worker remembers of one context: enough to append the
+// next version, to know a repeat, and to give an offer its context. Whoever
+// uses it holds its turn.
+type sessionLog struct {
+	id   subjects.SessionID
+	turn chan struct{} // capacity 1: the one who reads or writes
+
+	used time.Time // guarded by the worker's mu
+
+	// Owned by who holds the turn.
+	seq     uint64 // of the last version, 0 = none
+	version uint64
+	keys    map[string]uint64 // of appends, by key
+	marks   []uint64          // stream sequences of the versions 1, 1+markEvery, …
+	recent  handshake.ContextView
+	weight  int // bytes of the recent entries
+}
+
+const (
+	// recentBytes is how much of the newest entries is kept in memory.
+	recentBytes = 256 << 10
+	// offerBytes bounds the context that goes with an offer or a handshake.
+	offerBytes = 64 << 10
+	page       = 500
+	markEvery  = 100
+)
+
+// logOf gives the log of a session.
+func (w *Worker) logOf(id subjects.SessionID) *sessionLog {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.logs[id]
+	if l == nil {
+		l = &sessionLog{id: id, turn: make(chan struct{}, 1), keys: map[string]uint64{}}
+		l.recent = *handshake.Fold(id, nil)
+		w.logs[id] = l
+	}
+	l.used = time.Now()
+	return l
+}
+
+// take waits for the turn.
+func (l *sessionLog) take(ctx context.Context) error {
+	select {
+	case l.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
+	}
+}
+
+func (l *sessionLog) release() { <-l.turn }
+
+// catchUp reads the versions that others have appended.
+func (l *sessionLog) catchUp(ctx context.Context, b *bus.Bus) error {
+	for {
+		msgs, more, err := b.History(ctx, subjects.StreamContext, subjects.Context(l.id), l.seq+1, page)
+		if err != nil {
+			return unavailable(err)
+		}
+		for _, m := range msgs {
+			r, err := handshake.DecodeRecord(m.Data)
+			if err != nil || r.Version != l.version+1 {
+				return fmt.Errorf("message %d is not version %d of the context of %s: %w", m.Seq, l.version+1, l.id, err)
+			}
+			l.add(r, m.Seq)
+		}
+		if !more {
+			return nil
+		}
+	}
+}
+
+// add takes in a version that is stored.
+func (l *sessionLog) add(r *handshake.Record, seq uint64) {
+	if (r.Version-1)%markEvery == 0 {
+		l.marks = append(l.marks, seq)
+	}
+	l.seq, l.version = seq, r.Version
+	if r.Key != "" {
+		l.keys[r.Key] = r.Version
+	}
+	next := handshake.Fold(l.id, []handshake.Record{*r})
+	c := &l.recent.Context
+	c.Version = r.Version
+	c.PreviousAgents = append(c.PreviousAgents, next.Context.PreviousAgents...)
+	l.weight += entryWeight(&r.Entry)
+	for l.weight > recentBytes && len(c.PreviousAgents) > 1 {
+		l.weight -= entryWeight(&c.PreviousAgents[0])
+		c.PreviousAgents = c.PreviousAgents[1:]
+	}
+	maps.Copy(c.SharedData, next.Context.SharedData)
+	if c.Metadata == nil {
+		c.Metadata = map[string]json.RawMessage{}
+	}
+	maps.Copy(c.Metadata, next.Context.Metadata)
+	if next.Context.Constraints != nil {
+		c.Constraints = next.Context.Constraints
+	}
+}
+
+func entryWeight(e *handshake.Entry) int { return len(e.Output) + len(e.Findings) + 256 }
+
+// bounded is the context as it goes with an offer: the newest is kept.
+func (l *sessionLog) bounded() handshake.ContextView {
+	v := l.recent
+	v.Context.PreviousAgents = slices.Clone(v.Context.PreviousAgents)
+	metadata := maps.Clone(v.Context.Metadata)
+	if metadata == nil {
+		metadata = map[string]json.RawMessage{}
+	}
+	if list := v.Context.PreviousAgents; len(list) > 0 && list[0].Version > 1 {
+		metadata["omitted_up_to_version"] = fleet.MustEncode(list[0].Version - 1)
+	}
+	v.Context.Metadata = nil
+	if len(metadata) > 0 {
+		v.Context.Metadata = metadata
+	}
+	if !v.Bound(offerBytes) { // what is shared is too much by itself
+		v.Context.SharedData = map[string]json.RawMessage{}
+		v.Context.Metadata = map[string]json.RawMessage{"omitted_shared_data": []byte("true")}
+	}
+	return v
+}
+
+// append writes r as the next version and returns it. A repeat of its key is
+// the version that it has, and so says dup.
+func (w *Worker) append(ctx context.Context, r *handshake.Record, after *uint64) (version uint64, dup bool, err error) {
+	l := w.logOf(r.SessionID)
+	if err := l.take(ctx); err != nil {
+		return 0, false, err
+	}
+	defer l.release()
+	if l.seq == 0 {
+		if err := l.catchUp(ctx, w.bus); err != nil {
+			return 0, false, err
+		}
+	}
+	for {
+		if after != nil && *after != l.version {
+			if err := l.catchUp(ctx, w.bus); err != nil {
+				return 0, false, err
+			}
+		}
+		if v, ok := l.keys[r.Key]; ok && r.Key != "" {
+			return v, true, nil
+		}
+		if after != nil && *after != l.version {
+			return 0, false, subjects.Errorf(subjects.CodeContextConflict, "the context is at version %d, not %d", l.version, *after).
+				At("/after_version").WithRemedy("read the context from version " + strconv.FormatUint(*after, 10) + " on, and repeat")
+		}
+		r.Version = l.version + 1
+		r.Entry.Version = 0
+		seq, err := w.records.Write(ctx, bus.Record{
+			Subject: subjects.Context(r.SessionID), Expected: l.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(r),
+		})
+		switch {
+		case err == nil:
+			l.add(r, seq)
+			return r.Version, false, nil
+		case errors.Is(err, bus.ErrConflict): // another worker was faster, or the session is gone
+			if err := w.behind(ctx, l); err != nil {
+				return 0, false, err
+			}
+		case errors.Is(err, bus.ErrFull):
+			return 0, false, subjects.Errorf(subjects.CodeRateLimited, "the store of contexts is full").
+				RetryAfter(time.Minute).WithRemedy("have sessions that are done deleted, or an operator raise the limit of " + subjects.StreamContext)
+		default:
+			return 0, false, unavailable(err)
+		}
+	}
+}
+
+// behind catches up after a conflict. Nothing new means that the versions have
+// been dropped with their session.
+func (w *Worker) behind(ctx context.Context, l *sessionLog) error {
+	before := l.seq
+	if err := l.catchUp(ctx, w.bus); err != nil {
+		return err
+	}
+	if l.seq > before {
+		return nil
+	}
+	_, err := w.bus.Last(ctx, subjects.StreamContext, subjects.Context(l.id))
+	switch {
+	case errors.Is(err, bus.ErrNotFound) && before > 0:
+		return noSession(l.id)
+	case err != nil && !errors.Is(err, bus.ErrNotFound):
+		return unavailable(err)
+	}
+	return nil
+}
+
+// read gives a page of versions after one.
+func (w *Worker) read(ctx context.Context, id subjects.SessionID, after uint64, limit int) (*handshake.ReadReply, error) {
+	l := w.logOf(id)
+	if err := l.take(ctx); err != nil {
+		return nil, err
+	}
+	err := l.catchUp(ctx, w.bus)
+	version, from := l.version, uint64(0)
+	if i := after / markEvery; i < uint64(len(l.marks)) {
+		from = l.marks[i]
+	}
+	l.release()
+	if err != nil {
+		return nil, err
+	}
+	reply := &handshake.ReadReply{SessionID: id, Version: version, Records: []handshake.Record{}}
+	if after >= version {
+		return reply, nil
+	}
+	return reply, w.fill(ctx, reply, from, after, limit)
+}
+
+// maxPage bounds a reply, so that it passes as a message.
+const maxPage = 2 << 20
+
+// fill reads the versions after one from the stream, which begin at from or
+// later.
+func (w *Worker) fill(ctx context.Context, reply *handshake.ReadReply, from, after uint64, limit int) error {
+	subject := subjects.Context(reply.SessionID)
+	size := 0
+	for {
+		msgs, more, err := w.bus.History(ctx, subjects.StreamContext, subject, from, min(limit+markEvery, page))
+		if err != nil {
+			return unavailable(err)
+		}
+		for _, m := range msgs {
+			from = m.Seq + 1
+			r, err := handshake.DecodeRecord(m.Data)
+			if err != nil {
+				return fmt.Errorf("message %d is not a version of a context: %w", m.Seq, err)
+			}
+			if r.Version <= after {
+				continue
+			}
+			if size += len(m.Data); len(reply.Records) == limit || len(reply.Records) > 0 && size > maxPage {
+				reply.More = true
+				return nil
+			}
+			reply.Records = append(reply.Records, *r)
+		}
+		if !more {
+			return nil
+		}
+	}
+}
+
+// unavailable says that the store does not answer now.
+func unavailable(err error) error {
+	if _, ours := errors.AsType[*subjects.Error](err); ours {
+		return err
+	}
+	e := subjects.Errorf(subjects.CodeUnavailable, "the store of sessions does not answer now").
+		WithRemedy("repeat the request").RetryAfter(time.Second)
+	e.Err = err
+	return e
+}

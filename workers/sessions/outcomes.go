@@ -1,0 +1,168 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+)
+
+const (
+	// positionKey is where it is kept up to which task record all outcomes have
+	// been appended. Any worker's word counts: each appends all of them.
+	positionKey   = "sessions-position"
+	positionEvery = 2 * time.Second
+	appendTry     = 10 * time.Second
+)
+
+// followOutcomes appends the result of every task that was dispatched with a
+// session. What is read again is appended once: the task is its key.
+func (w *Worker) followOutcomes(ctx context.Context) error {
+	after, err := w.position(ctx)
+	if err != nil {
+		return err
+	}
+	written := time.Now()
+	return w.bus.Tail(ctx, bus.Tail{
+		Stream: subjects.StreamTasks, StartSeq: after + 1, HeadersOnly: true,
+		Handle: func(m bus.Msg) {
+			if m.Header.Get(subjects.HeaderKind) == fleet.KindOutcome && m.Header.Get(subjects.HeaderSession) != "" {
+				w.keepTrying(ctx, m)
+			}
+			if now := time.Now(); now.Sub(written) >= positionEvery && ctx.Err() == nil {
+				written = now
+				w.keepPosition(ctx, m.Seq)
+			}
+		},
+	})
+}
+
+// position is the sequence up to which outcomes have been appended.
+func (w *Worker) position(ctx context.Context) (uint64, error) {
+	e, err := w.shared.Get(ctx, positionKey)
+	if errors.Is(err, bus.ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the position: %w", err)
+	}
+	seq, err := strconv.ParseUint(string(e.Value), 10, 64)
+	if err != nil {
+		w.log.Warn("position ignored, beginning at the first record", slog.Any("error", err))
+		return 0, nil
+	}
+	state, err := w.bus.StreamState(ctx, subjects.StreamTasks)
+	if err != nil {
+		return 0, fmt.Errorf("read the position: %w", err)
+	}
+	return min(seq, state.LastSeq), nil // the stream may have been replaced
+}
+
+func (w *Worker) keepPosition(ctx context.Context, seq uint64) {
+	if _, err := w.shared.Put(ctx, positionKey, strconv.AppendUint(nil, seq, 10)); err != nil {
+		w.log.Debug("position not kept", slog.Any("error", err))
+	}
+}
+
+// keepTrying appends an outcome until it is there, or cannot be.
+func (w *Worker) keepTrying(ctx context.Context, m bus.Msg) {
+	pace := backoff.WithContext(backoff.NewExponentialBackOff(backoff.WithMaxElapsedTime(0), backoff.WithMaxInterval(appendTry)), ctx)
+	err := backoff.Retry(func() error {
+		try, cancel := context.WithTimeout(ctx, appendTry)
+		defer cancel()
+		err := w.appendOutcome(try, m)
+		if code := subjects.CodeOf(err); err != nil && code != subjects.CodeUnavailable && code != subjects.CodeInternal {
+			return backoff.Permanent(err)
+		}
+		if err != nil {
+			w.log.Warn("append a task's result, trying again", slog.String("subject", m.Subject), slog.Any("error", err))
+		}
+		return err
+	}, pace)
+	switch {
+	case err == nil || ctx.Err() != nil:
+	case subjects.CodeOf(err) == subjects.CodeNotFound:
+		w.log.Debug("the session of a result is gone, or not its dispatcher's", slog.String("subject", m.Subject))
+	default:
+		w.log.Error("a task's result is not in its session; task get has it", slog.String("subject", m.Subject), slog.Any("error", err))
+	}
+}
+
+// appendOutcome appends the result of the task whose outcome m is.
+func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
+	full, err := w.bus.Get(ctx, subjects.StreamTasks, m.Seq)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil // purged meanwhile: it ended a day ago, and so did its session
+	}
+	if err != nil {
+		return unavailable(err)
+	}
+	ev, err := fleet.DecodeEvent(full.Data)
+	if err != nil {
+		return err
+	}
+	id := ev.Facts.SessionID
+	if _, err := w.own(ctx, ev.Facts.From, id); err != nil {
+		return err
+	}
+	_, err = w.add(ctx, handshake.Record{
+		SessionID: id, Time: time.Now().UTC(), Entry: outcomeEntry(ev), Key: "outcome:" + string(ev.TaskID),
+	}, nil, true)
+	return err
+}
+
+// outcomeEntry tells a task's end as an entry.
+func outcomeEntry(ev *fleet.Event) handshake.Entry {
+	e := handshake.Entry{
+		AgentID: ev.AgentID, ExecutionTime: ev.Time, Status: statusOf(ev.State), TaskID: ev.TaskID,
+	}
+	if e.AgentID == "" {
+		e.AgentID = ev.Facts.From // nobody held it
+		if n := len(ev.Facts.Attempts); n > 0 {
+			e.AgentID = ev.Facts.Attempts[n-1].AgentID
+		}
+	}
+	r, err := fleet.DecodeResult(ev.Data.Result)
+	if err != nil {
+		return e
+	}
+	e.Output = r.Output
+	findings := map[string]json.RawMessage{}
+	add := func(name string, there bool, v any) {
+		if there {
+			findings[name] = fleet.MustEncode(v)
+		}
+	}
+	add("artifacts", len(r.Artifacts) > 0, r.Artifacts)
+	add("next_steps", len(r.NextSteps) > 0, r.NextSteps)
+	add("remaining", len(r.Remaining) > 0, r.Remaining)
+	add("parts", len(r.Parts) > 0, r.Parts)
+	add("error", r.Error != nil, r.Error)
+	add("blocked_reason", r.BlockedReason != nil, r.BlockedReason)
+	if len(findings) > 0 {
+		e.Findings = fleet.MustEncode(findings)
+	}
+	return e
+}
+
+// statusOf is a task's state in the words of the session protocol.
+func statusOf(s fleet.State) string {
+	switch s {
+	case fleet.StateDone:
+		return "completed"
+	case fleet.StateError:
+		return "failed"
+	default:
+		return string(s)
+	}
+}

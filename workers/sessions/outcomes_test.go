@@ -1,0 +1,98 @@
+package sessions_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"parley/bus"
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+)
+
+// ended stores the outcome of a task of from, as a router does.
+func ended(t *testing.T, b *bus.Bus, task subjects.TaskID, from subjects.AgentID, id subjects.SessionID, r *fleet.Result) {
+	t.Helper()
+	records, stop := b.Records(subjects.StreamTasks, bus.CommitDirect)
+	defer stop()
+	ev := &fleet.Event{
+		TaskID: task, Seq: 1, Kind: fleet.KindOutcome, State: fleet.StateDone, AgentID: "worker", Time: time.Now().UTC(),
+		Data: fleet.Data{Result: fleet.MustEncode(r)}, Facts: fleet.Facts{From: from, SessionID: id}, WriteID: string(task),
+	}
+	_, err := records.Write(t.Context(), bus.Record{
+		Subject: subjects.Task(task), WriteID: string(task), Data: fleet.MustEncode(ev),
+		Header: bus.Header{subjects.HeaderKind: {ev.Kind}, subjects.HeaderSession: {string(id)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestResultsAreAppended(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	stop := start(t, b)
+	start(t, b) // two follow: each result is there once
+	boss := caller{t, b, "boss"}
+	id := opened(boss).Session.SessionID
+	mine := opened(boss.by("eve")).Session.SessionID
+	blocked := "no key"
+	ended(t, b, "t1", "boss", id, &fleet.Result{
+		Status: fleet.StatusDone, Output: fleet.MustEncode("all is well, and " + secret), NextSteps: []string{"rest"},
+		Artifacts: json.RawMessage(`{"pr":7}`),
+	})
+	ended(t, b, "t2", "eve", id, &fleet.Result{Status: fleet.StatusDone}) // not eve's session
+	ended(t, b, "t3", "boss", "a2a-20251122T120000Z-7f3a9c21", &fleet.Result{Status: fleet.StatusDone})
+	ended(t, b, "t4", "boss", id, &fleet.Result{Status: fleet.StatusBlocked, BlockedReason: &blocked})
+	ended(t, b, "t5", "eve", mine, &fleet.Result{Status: fleet.StatusDone})
+	bustest.Eventually(t, "the last result", func() bool { return len(all(boss.by("eve"), mine)) == 1 })
+	records := all(boss, id)
+	if len(records) != 2 {
+		t.Fatalf("%d entries, want those of t1 and t4", len(records))
+	}
+	e := records[0].Entry
+	if e.TaskID != "t1" || e.AgentID != "worker" || e.Status != "completed" || strings.Contains(string(e.Output), secret) ||
+		string(e.Output) != `"all is well, and [redacted: github-pat]"` || string(e.Findings) != `{"artifacts":{"pr":7},"next_steps":["rest"]}` {
+		t.Errorf("entry %s", fleet.MustEncode(e))
+	}
+	// A third one, which reads all again, adds nothing twice.
+	stop()
+	kv, err := b.KV(t.Context(), subjects.BucketWorkers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kv.Delete(t.Context(), "sessions-position"); err != nil {
+		t.Fatal(err)
+	}
+	start(t, b)
+	ended(t, b, "t6", "boss", id, &fleet.Result{Status: fleet.StatusDone})
+	bustest.Eventually(t, "the result of t6", func() bool { return len(all(boss, id)) == 3 })
+}
+
+// TestOfferContext: routers get the newest of a context, bounded, for whoever
+// may use the session.
+func TestOfferContext(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	boss, router := caller{t, b, "boss"}, caller{t, b, handshake.Router}
+	id := opened(boss).Session.SessionID
+	for range 10 {
+		must[handshake.Appended](boss, "append", said(id, strings.Repeat("x", 20_000)))
+	}
+	req := handshake.OfferContext{SessionID: id, From: "boss"}
+	r := must[handshake.OfferContextReply](router, "offer", req)
+	entries := r.Context.Context.PreviousAgents
+	if size := len(fleet.MustEncode(&r.Context)); size > 64<<10 || len(entries) != 10 || !entries[0].Omitted || entries[9].Omitted {
+		t.Errorf("%d bytes with %d entries, want at most 64 KiB with the newest whole", size, len(entries))
+	}
+	must[handshake.View](boss.by("worker"), "get", handshake.Ref{SessionID: id, Token: r.Token})
+	refused(boss, "offer", req, subjects.CodeForbidden)
+	req.From = "eve"
+	refused(router, "offer", req, subjects.CodeNotFound)
+	req.From = "operator"
+	must[handshake.OfferContextReply](router, "offer", req)
+}
