@@ -77,6 +77,7 @@ func apiEntries() []Entry {
 		{"task", "events", "TaskEvents → TaskEventsReply", "orchestrator", "router", "The records of a task, from a sequence on."},
 		{"task", "cancel", "TaskCancel → TaskView", "orchestrator", "router", "End a task."},
 		{"task", "answer", "TaskAnswer → TaskView", "orchestrator", "router", "Answer the open question of a task."},
+		{"task", "message", "TaskMessage → TaskView", "orchestrator", "router", "Add a follow-up to a task that is under way."},
 		{"task", "explain", "TaskRef → TaskExplanation", "orchestrator", "router", "Why each agent was or was not chosen."},
 		{"agent", "list", "AgentList → AgentListReply", "orchestrator", "registry", "The instances of the fleet."},
 		{"agent", "drain", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent nothing more."},

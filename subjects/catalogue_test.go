@@ -53,7 +53,7 @@ func TestPermissions(t *testing.T) {
 	api := []string{
 		"fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
 		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
-		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
+		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
 	}
 	for _, tt := range []struct {
 		role               string

@@ -17,7 +17,7 @@ import (
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
-func workerNames() []string { return []string{"registry", "router", "webhooks"} }
+func workerNames() []string { return []string{"registry", "router", "webhooks", "gateway"} }
 
 // worker makes the worker called name.
 func (a *app) worker(name string, b *bus.Bus, log *slog.Logger) (workers.Worker, error) {
@@ -44,6 +44,8 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger) (workers.Worker,
 			return workers.Worker{}, err
 		}
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "gateway":
+		return a.gateway(b, log)
 	}
 	return workers.Worker{}, fmt.Errorf("there is no worker %q", name)
 }
@@ -72,7 +74,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 		}
 		all = append(all, w)
 	}
-	h, err := listenHealth(a.conf.HTTP, healthChecks{workers: all, connected: b.Connected, stopping: ctx.Done()})
+	h, err := a.listenHealth(a.conf.HTTP, healthChecks{workers: all, connected: b.Connected, stopping: ctx.Done()})
 	if err != nil {
 		return err
 	}

@@ -84,6 +84,18 @@ func (r *TaskAnswer) check(p *problems) {
 	}
 }
 
+func (r *TaskMessage) check(p *problems) {
+	p.taskID("/task_id", r.TaskID, true)
+	p.parts("/parts", r.Parts)
+	p.object("/metadata", &r.Metadata)
+	if r.ID != "" {
+		p.refID("/id", r.ID)
+	}
+	if r.Text == "" && len(r.Parts) == 0 {
+		p.invalid("/text", "a message needs text or parts")
+	}
+}
+
 func (r *TaskList) check(p *problems) {
 	p.state("/state", r.State, false)
 	p.agentID("/agent_id", r.AgentID, false)
