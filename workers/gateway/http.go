@@ -152,6 +152,9 @@ func checkMediaType(r *http.Request) error {
 // decode reads a request in ProtoJSON. What is not known is ignored.
 func decode(data []byte, into proto.Message) error {
 	err := protojson.UnmarshalOptions{DiscardUnknown: true, RecursionLimit: maxNesting}.Unmarshal(data, into)
+	if q, ok := into.(*a2apb.ListTasksRequest); ok && err == nil && q.GetStatus() == 0 {
+		return knownStatus(data)
+	}
 	if err == nil {
 		return nil
 	}
@@ -159,6 +162,22 @@ func decode(data []byte, into proto.Message) error {
 	text := strings.ReplaceAll(err.Error(), "\u00a0", " ")
 	text = strings.TrimPrefix(text, "proto: ")
 	return &fault{kind: kindInvalidParams, message: clip(text), cause: err}
+}
+
+// knownStatus refuses a filter that names no state, which would be ignored as
+// not known, and so let everything through.
+func knownStatus(data []byte) error {
+	var q struct {
+		Status json.RawMessage `json:"status"`
+	}
+	if json.Unmarshal(data, &q) != nil {
+		return nil
+	}
+	switch string(q.Status) {
+	case "", "0", "null", `"TASK_STATE_UNSPECIFIED"`:
+		return nil
+	}
+	return badField("status", "it is none of the states")
 }
 
 // encode is a result in ProtoJSON; of a listing, what must be there is.
