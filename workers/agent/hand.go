@@ -54,7 +54,7 @@ type held struct {
 	asking    int              // questions open: the clock stands
 	questions map[string]*open // by id
 	answered  map[string]bool  // ids of questions that have been answered
-	followUps []fleet.Message  // since the offer
+	followUps []fleet.Message  // those of the offer first
 	followed  chan struct{}    // closed and replaced when there is another one
 
 	pace pace // has its own lock
@@ -427,8 +427,7 @@ func (a *hand) asked(h *held, id string) {
 
 // followUpLocked keeps a follow-up for the handler; one that it has is ignored.
 func (h *held) followUpLocked(m fleet.Message) {
-	same := func(old fleet.Message) bool { return old.ID == m.ID }
-	if slices.ContainsFunc(h.task.Dispatch.Messages, same) || slices.ContainsFunc(h.followUps, same) {
+	if slices.ContainsFunc(h.followUps, func(old fleet.Message) bool { return old.ID == m.ID }) {
 		return
 	}
 	h.followUps = append(h.followUps, m)
@@ -436,8 +435,7 @@ func (h *held) followUpLocked(m fleet.Message) {
 	h.followed = make(chan struct{})
 }
 
-// followUp is the n-th follow-up since the offer, or what is closed when there
-// is another one.
+// followUp is the n-th follow-up, or what is closed when there is another one.
 func (a *hand) followUp(h *held, n int) (*fleet.Message, <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -95,8 +95,8 @@ func (t *Task) AskFor(ctx context.Context, q fleet.Question) (fleet.Answer, erro
 }
 
 // FollowUp waits for the n-th message (from 0) that somebody has added to the
-// task since it was offered; those of before are in Dispatch.Messages. The error
-// is ctx's cause.
+// task. Those that came before the offer are in Dispatch.Messages, too. The
+// error is ctx's cause.
 func (t *Task) FollowUp(ctx context.Context, n int) (fleet.Message, error) {
 	if t.line == nil {
 		return fleet.Message{}, errors.New("nobody to hear from")

@@ -239,7 +239,7 @@ func TestFollowUp(t *testing.T) {
 			return fleet.Result{}, errors.New("the offer's follow-up is missing")
 		}
 		var all []string
-		for n := range 2 {
+		for n := range 3 {
 			m, err := task.FollowUp(ctx, n)
 			if err != nil {
 				return fleet.Result{}, err
@@ -257,7 +257,7 @@ func TestFollowUp(t *testing.T) {
 			t.Errorf("INPUT %s = %+v, want ok", c.ID, p)
 		}
 	}
-	if got := output(t, r.result("t1")); got != "one two" {
-		t.Errorf("output = %q, want %q: each once, in order", got, "one two")
+	if got := output(t, r.result("t1")); got != "before one two" {
+		t.Errorf("output = %q, want %q: each once, in order", got, "before one two")
 	}
 }

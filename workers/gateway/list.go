@@ -66,7 +66,7 @@ func (c cursor) before(l *listed) bool {
 
 func readQuery(c *call, req *a2apb.ListTasksRequest) (q query, err error) {
 	q = query{from: c.from, context: req.GetContextId(), state: req.GetStatus(), size: defaultPage}
-	if req.PageSize != nil {
+	if req.GetPageSize() != 0 { // clients send 0 for what they do not say
 		q.size = int(req.GetPageSize())
 	}
 	if q.size < 1 || q.size > maxPage {
