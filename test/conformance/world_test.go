@@ -176,7 +176,7 @@ func (w *world) act(ctx context.Context, id subjects.AgentID, t *agent.Task) (fl
 	case "json":
 		return fleet.Result{Output: json.RawMessage(`{"answer":42}`), TokensSpent: 7, NextSteps: []string{"rest"}}, nil
 	case "fail":
-		return fleet.Result{}, &agent.Fail{Code: subjects.CodeAgentError, Message: "it broke"}
+		return fleet.Result{}, &agent.Fail{Code: subjects.CodeBudgetExhausted, Message: "it broke"}
 	case "parts":
 		return fleet.Result{Status: fleet.StatusDone, Parts: t.Dispatch.Input.Parts}, nil
 	}

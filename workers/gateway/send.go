@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"strconv"
 
 	"github.com/google/uuid"
@@ -89,6 +88,24 @@ func tenantOf(tenant string) (subjects.AgentID, error) {
 
 // dispatch makes a message a new task.
 func (w *Worker) dispatch(ctx context.Context, c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest, parts []fleet.Part, contract *Contract) (*sent, error) {
+	d, err := newDispatch(c, tenant, req, parts, contract)
+	if err != nil {
+		return nil, err
+	}
+	data, err := fleet.Encode(d)
+	if err != nil {
+		return nil, err
+	}
+	if d.Task.TaskID == "" {
+		return w.dispatched(ctx, c, data, nil)
+	}
+	return w.dispatched(ctx, c, data, w.feed.watch(d.Task.TaskID))
+}
+
+// newDispatch is the dispatch that a message makes. Under an idempotency key the
+// same request must be the same dispatch, byte for byte, and the fleet names the
+// task.
+func newDispatch(c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest, parts []fleet.Part, contract *Contract) (*fleet.Dispatch, error) {
 	m := req.GetMessage()
 	meta, err := metadataJSON(m.GetMetadata())
 	if err != nil {
@@ -109,14 +126,9 @@ func (w *Worker) dispatch(ctx context.Context, c *call, tenant subjects.AgentID,
 	}
 	d.Task.Agent = tenant
 	if c.key != "" {
-		// The same request must be the same dispatch, byte for byte.
 		d.Task.IdempotencyKey = c.key
 		d.Input.ContextID = pick(d.Input.ContextID, uuid.NewSHA1(idsOfKeys, []byte(string(c.from)+"\x00"+c.key)).String())
-		data, err := json.Marshal(d)
-		if err != nil {
-			return nil, err
-		}
-		return w.dispatched(ctx, c, data, nil)
+		return d, nil
 	}
 	v7, err := uuid.NewV7()
 	if err != nil {
@@ -124,7 +136,7 @@ func (w *Worker) dispatch(ctx context.Context, c *call, tenant subjects.AgentID,
 	}
 	d.Task.TaskID = subjects.TaskID(v7.String())
 	d.Input.ContextID = pick(d.Input.ContextID, uuid.NewString())
-	return w.dispatched(ctx, c, fleet.MustEncode(d), w.feed.watch(d.Task.TaskID))
+	return d, nil
 }
 
 // dispatched asks the fleet to take a dispatch. With a watch, its task id is
