@@ -27,7 +27,7 @@ type Provisioning struct {
 const MinRoom = 256 << 20
 
 // buckets counts the streams of BucketMaxBytes.
-const buckets = 3
+const buckets = 4
 
 // sizes are the byte limits of the streams.
 type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, bucket int64 }

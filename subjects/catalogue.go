@@ -10,6 +10,7 @@ const (
 
 	BucketIdem   = "FLEET_IDEM"   // idempotency keys
 	BucketAgents = "FLEET_AGENTS" // operators' drains, routers' cool-downs
+	BucketPush   = "FLEET_PUSH"   // push notification configs of A2A clients
 
 	ObjectsIndex = "FLEET_INDEX" // checkpoints of the routers' index
 )

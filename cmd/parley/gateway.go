@@ -27,6 +27,7 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger) (workers.Worker, error) {
 	}
 	cfg := gateway.Config{
 		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
+		Push: true, PushEndpoint: c.A2APush,
 		Auth: gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""},
 	}
 	if len(tokens) == 0 && c.A2AIssuer == "" && c.HTTPCA == "" && !c.A2AOpen && !localOnly(c.HTTP) {

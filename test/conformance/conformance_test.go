@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 var update = flag.Bool("update", false, "rewrite the generated reference")
@@ -40,7 +41,7 @@ type client struct {
 }
 
 func all() []check {
-	return slices.Concat(operationChecks, streamChecks, errorChecks, wireChecks, cardChecks)
+	return slices.Concat(operationChecks, streamChecks, pushChecks, errorChecks, wireChecks, cardChecks)
 }
 
 // TestConformance runs every check over every binding.
@@ -163,6 +164,8 @@ func answerOf(op string) proto.Message {
 		return new(a2apb.AgentCard)
 	case "ListTaskPushNotificationConfigs":
 		return new(a2apb.ListTaskPushNotificationConfigsResponse)
+	case "DeleteTaskPushNotificationConfig":
+		return new(emptypb.Empty)
 	case "CreateTaskPushNotificationConfig", "GetTaskPushNotificationConfig":
 		return new(a2apb.TaskPushNotificationConfig)
 	}

@@ -241,7 +241,7 @@ var errorChecks = []check{
 		}{
 			{taskNotFound, "GetTask", &a2apb.GetTaskRequest{Id: "x"}},
 			{notCancelable, "CancelTask", &a2apb.CancelTaskRequest{Id: c.send(say("echo")).GetId()}},
-			{noPush, "ListTaskPushNotificationConfigs", &a2apb.ListTaskPushNotificationConfigsRequest{TaskId: "x"}},
+			{taskNotFound, "ListTaskPushNotificationConfigs", &a2apb.ListTaskPushNotificationConfigsRequest{TaskId: "x"}},
 			{unsupported, "GetExtendedAgentCard", &a2apb.GetExtendedAgentCardRequest{}},
 			{invalidParams, "SendMessage", &a2apb.SendMessageRequest{}},
 		} {

@@ -3,15 +3,21 @@ package conformance_test
 import (
 	"context"
 	"crypto/tls"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"parley/bus"
 	"parley/bus/bustest"
@@ -21,6 +27,7 @@ import (
 	"parley/workers/gateway"
 	"parley/workers/registry"
 	"parley/workers/router"
+	"parley/workers/webhooks"
 )
 
 // world is a whole fleet behind gateways.
@@ -31,6 +38,7 @@ type world struct {
 	open  string // address of a gateway that lets everybody in
 	asked string // of one that asks for tokens
 	gates sync.Map
+	hooks *receiver
 }
 
 // Tokens of the gateway that asks for them.
@@ -56,12 +64,62 @@ func newWorld(t *testing.T) *world {
 	run(t, "registry", g.Run, g.Ready)
 	w.agent("worker")
 	w.agent("second")
-	w.open, _ = w.gateway(gateway.Config{})
+	w.hooks = newReceiver(t)
+	h, err := webhooks.New(webhooks.Config{
+		Bus: srv.Connect(t), Allow: []string{"127.0.0.1"}, Log: log,
+		Endpoints: []webhooks.Endpoint{{Name: "push", Secrets: []string{"whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))}, Allow: []string{"127.0.0.1"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, "webhooks", h.Run, h.Ready)
+	w.open, _ = w.gateway(gateway.Config{Push: true, PushEndpoint: "push"})
 	w.asked, _ = w.gateway(gateway.Config{
 		Auth: gateway.Auth{Tokens: map[string]subjects.AgentID{aliceToken: "alice", bobToken: "bob"}},
 		Rate: 1000,
 	})
 	return w
+}
+
+// receiver is a client's webhook.
+type receiver struct {
+	url string
+
+	mu  sync.Mutex
+	got map[string][]notification // by path
+}
+
+type notification struct {
+	header http.Header
+	msg    *a2apb.StreamResponse
+}
+
+func newReceiver(t *testing.T) *receiver {
+	t.Helper()
+	r := &receiver{got: make(map[string][]notification)}
+	s := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, q *http.Request) {
+		body, err := io.ReadAll(q.Body)
+		m := new(a2apb.StreamResponse)
+		if err == nil {
+			err = protojson.Unmarshal(body, m)
+		}
+		if err != nil {
+			t.Errorf("a notification: %v in %s", err, body)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.got[q.URL.Path] = append(r.got[q.URL.Path], notification{q.Header, m})
+	}))
+	t.Cleanup(s.Close)
+	r.url = s.URL
+	return r
+}
+
+// at is what has come to a path.
+func (r *receiver) at(path string) []notification {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.got[path])
 }
 
 // run runs a worker until the test ends, or stop is called.

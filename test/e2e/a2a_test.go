@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,6 +58,7 @@ func upWithA2A(t *testing.T) string {
 		name: "up", path: parleyBinary(t),
 		args: []string{
 			"up", "--data", filepath.Join(dir, "jetstream"), "--port", "-1", "--http", "127.0.0.1:0", "--sync=1m",
+			"--webhook-allow", "127.0.0.1",
 			"-o", "json", "--log-format", "text",
 		},
 	})
@@ -176,6 +178,7 @@ func driveGo(t *testing.T, url string, transport a2a.TransportProtocol) {
 	if got := send(answer, a2a.TaskStateCompleted).Artifacts[0].Parts[0].Text(); got != "blue" {
 		t.Errorf("answer %q", got)
 	}
+	goPush(ctx, t, c)
 	goSubscribe(ctx, t, c, send(text("ask"), a2a.TaskStateInputRequired).ID)
 	for what, err := range map[string]error{
 		"get": second(c.GetTask(ctx, &a2a.GetTaskRequest{ID: "nothing"})), "cancel": second(c.CancelTask(ctx, &a2a.CancelTaskRequest{ID: "nothing"})),
@@ -222,6 +225,45 @@ func goSubscribe(ctx context.Context, t *testing.T, c *a2aclient.Client, id a2a.
 	}
 	if last != a2a.TaskStateCanceled {
 		t.Errorf("the subscription ended with %s", last)
+	}
+}
+
+// goPush has the events of a task pushed.
+func goPush(ctx context.Context, t *testing.T, c *a2aclient.Client) {
+	t.Helper()
+	pushed := make(chan string, 16)
+	hook := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var m a2a.StreamResponse
+		if err := json.NewDecoder(r.Body).Decode(&m); err != nil || r.Header.Get("A2A-Notification-Token") != "t1" {
+			t.Errorf("pushed: %v, headers %v", err, r.Header)
+		}
+		pushed <- typeName(m.Event)
+	}))
+	defer hook.Close()
+	req := &a2a.SendMessageRequest{Message: a2a.NewMessage(a2a.MessageRoleUser, a2a.NewTextPart("push")), Config: &a2a.SendMessageConfig{
+		PushConfig: &a2a.PushConfig{URL: hook.URL, Token: "t1"},
+	}}
+	r, err := c.SendMessage(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for range 4 {
+		select {
+		case s := <-pushed:
+			got = append(got, s)
+		case <-ctx.Done():
+			t.Fatalf("pushed %v, want four events", got)
+		}
+	}
+	if want := []string{"*a2a.Task", "*a2a.TaskStatusUpdateEvent", "*a2a.TaskArtifactUpdateEvent", "*a2a.TaskStatusUpdateEvent"}; !slices.Equal(got, want) {
+		t.Errorf("pushed %v, want %v", got, want)
+	}
+	id := r.TaskInfo().TaskID
+	if l, err := c.ListTaskPushConfigs(ctx, &a2a.ListTaskPushConfigRequest{TaskID: id}); err != nil || len(l) != 1 || l[0].URL != hook.URL {
+		t.Errorf("ListTaskPushConfigs = %+v, %v", l, err)
+	} else if err := c.DeleteTaskPushConfig(ctx, &a2a.DeleteTaskPushConfigRequest{TaskID: id, ID: l[0].ID}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -78,7 +78,7 @@ func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2
 		Name: w.cfg.Name, Description: w.cfg.Description, Version: w.cfg.Version,
 		DefaultInputModes: []string{"text/plain", "application/json", "*/*"}, DefaultOutputModes: []string{"text/plain", "application/json"},
 		Capabilities: &a2apb.AgentCapabilities{
-			Streaming: new(true), PushNotifications: new(false), ExtendedAgentCard: new(w.auth.cfg.required()),
+			Streaming: new(true), PushNotifications: new(w.push != nil), ExtendedAgentCard: new(w.auth.cfg.required()),
 			Extensions: []*a2apb.AgentExtension{
 				{Uri: ContractURI, Description: "The terms of a task in the metadata of its message, and how it went in the metadata of the task"},
 				{Uri: HealthURI, Description: "How well the agents behind this card are", Params: healthOf(all)},

@@ -20,7 +20,8 @@ const maxWaiting = 64
 // feed is what one replica hears of all tasks: a single tail of the records,
 // handed on in memory to whoever watches a task, and the index of ListTasks.
 type feed struct {
-	log *slog.Logger
+	log     *slog.Logger
+	heardOf func(subjects.TaskID) // called for every task that a record comes of
 
 	mu    sync.Mutex
 	heard map[subjects.TaskID][]*watch
@@ -28,7 +29,7 @@ type feed struct {
 }
 
 func newFeed(log *slog.Logger) *feed {
-	return &feed{log: log, heard: make(map[subjects.TaskID][]*watch), index: make(map[subjects.TaskID]*listed)}
+	return &feed{log: log, heardOf: func(subjects.TaskID) {}, heard: make(map[subjects.TaskID][]*watch), index: make(map[subjects.TaskID]*listed)}
 }
 
 // listed is what ListTasks needs to know of a task.
@@ -50,6 +51,7 @@ func (f *feed) record(m bus.Msg) {
 		return
 	}
 	id := subjects.TaskID(vars[0])
+	defer f.heardOf(id)
 	f.mu.Lock()
 	watched := len(f.heard[id]) > 0
 	f.mu.Unlock()

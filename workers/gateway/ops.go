@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
-	"google.golang.org/protobuf/types/known/emptypb"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -169,26 +168,4 @@ func lastEvent(id string) (after uint64, skip int, ok bool, err error) {
 		return 0, 0, false, badField("Last-Event-ID", "it is none of this stream's ids")
 	}
 	return after, skip, true, nil
-}
-
-// Push notification configs: this gateway does not send any.
-
-func noPush() error {
-	return faultf(kindNoPush, "push notifications are not supported here; follow the task by SubscribeToTask or GetTask")
-}
-
-func (w *Worker) createPush(context.Context, *call, *a2apb.TaskPushNotificationConfig) (*a2apb.TaskPushNotificationConfig, error) {
-	return nil, noPush()
-}
-
-func (w *Worker) getPush(context.Context, *call, *a2apb.GetTaskPushNotificationConfigRequest) (*a2apb.TaskPushNotificationConfig, error) {
-	return nil, noPush()
-}
-
-func (w *Worker) listPush(context.Context, *call, *a2apb.ListTaskPushNotificationConfigsRequest) (*a2apb.ListTaskPushNotificationConfigsResponse, error) {
-	return nil, noPush()
-}
-
-func (w *Worker) deletePush(context.Context, *call, *a2apb.DeleteTaskPushNotificationConfigRequest) (*emptypb.Empty, error) {
-	return nil, noPush()
 }

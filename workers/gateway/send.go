@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"strconv"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -35,10 +36,23 @@ func (w *Worker) deliver(ctx context.Context, c *call, req *a2apb.SendMessageReq
 		return nil, err
 	}
 	c.activate(activated(c.extensions, m.GetMetadata(), m.GetExtensions()))
+	var s *sent
 	if m.GetTaskId() != "" {
-		return w.followUp(ctx, c, tenant, m, parts)
+		s, err = w.followUp(ctx, c, tenant, m, parts)
+	} else {
+		s, err = w.dispatch(ctx, c, tenant, req, parts, contract)
 	}
-	return w.dispatch(ctx, c, tenant, req, parts, contract)
+	push := req.GetConfiguration().GetTaskPushNotificationConfig()
+	if err != nil || push == nil {
+		return s, err
+	}
+	// The receiver is told from the record on that took the message.
+	cfg := newPush(c, push, &fleet.Event{TaskID: s.watch.task, Facts: fleet.Facts{Deadline: time.Now().Add(fleet.MaxDeadline)}}, s.since-1)
+	if err := w.push.set(ctx, cfg); err != nil {
+		w.feed.unwatch(s.watch)
+		return nil, err
+	}
+	return s, nil
 }
 
 // checkMessage holds a message against the specification.
@@ -197,7 +211,7 @@ func (w *Worker) hand(ctx context.Context, c *call, p *picture, id subjects.Task
 // sendMessage is the operation SendMessage.
 func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessageRequest) (*a2apb.SendMessageResponse, error) {
 	conf := req.GetConfiguration()
-	if err := checkConfiguration(conf); err != nil {
+	if err := w.checkConfiguration(c, conf); err != nil {
 		return nil, err
 	}
 	s, err := w.deliver(ctx, c, req)
@@ -226,12 +240,12 @@ func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessag
 }
 
 // checkConfiguration refuses what cannot be done.
-func checkConfiguration(conf *a2apb.SendMessageConfiguration) error {
+func (w *Worker) checkConfiguration(c *call, conf *a2apb.SendMessageConfiguration) error {
 	if n := conf.GetHistoryLength(); n < 0 {
 		return badField("configuration.historyLength", "expected 0 or more")
 	}
-	if conf.GetTaskPushNotificationConfig() != nil {
-		return faultf(kindNoPush, "push notifications are not supported here; follow the task by SubscribeToTask or GetTask")
+	if p := conf.GetTaskPushNotificationConfig(); p != nil {
+		return w.checkPush(c, p)
 	}
 	return nil
 }
@@ -239,7 +253,7 @@ func checkConfiguration(conf *a2apb.SendMessageConfiguration) error {
 // sendStreamingMessage is the operation SendStreamingMessage. The stream ends
 // when the task has ended, or waits for somebody.
 func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.SendMessageRequest, send func(frame) error) error {
-	if err := checkConfiguration(req.GetConfiguration()); err != nil {
+	if err := w.checkConfiguration(c, req.GetConfiguration()); err != nil {
 		return err
 	}
 	s, err := w.deliver(ctx, c, req)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,9 @@ type Config struct {
 	Open        bool     // without Auth: everybody may, from anywhere
 	Origins     []string // of the web, that may call
 	Rate        float64  // calls per second and caller; 0: no limit
+	Push        bool     // push notifications, by the outbox of the webhooks
+	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
+	PushEndpoint string
 
 	KeepAlive    time.Duration // between comments on a quiet stream; absent 15 s
 	WriteTimeout time.Duration // for a reader that does not read; absent 30 s
@@ -68,6 +72,7 @@ type Worker struct {
 	stop            context.CancelFunc
 
 	feed    *feed
+	push    *pusher // nil: not supported
 	listing listing
 	cards   seen
 	ready   atomic.Bool
@@ -101,6 +106,10 @@ func New(cfg Config) (*Worker, error) {
 		}
 	}
 	w.feed = newFeed(w.log)
+	if cfg.Push {
+		w.push = newPusher(w)
+		w.feed.heardOf = w.push.mark
+	}
 	w.ops = w.operations()
 	w.rpc = newGRPC(w)
 	w.work, w.stop = context.WithCancel(context.Background())
@@ -126,6 +135,15 @@ func (w *Worker) Ready() error {
 func (w *Worker) Run(ctx context.Context) error {
 	defer w.stop()
 	defer w.ready.Store(false)
+	if w.push != nil {
+		var err error
+		if w.push.kv, err = w.cfg.Bus.KV(ctx, subjects.BucketPush); err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+		var pushing sync.WaitGroup
+		defer pushing.Wait()
+		pushing.Go(func() { w.push.run(ctx) })
+	}
 	err := w.cfg.Bus.Tail(ctx, bus.Tail{
 		Stream: subjects.StreamTasks, Subjects: []string{subjects.TaskPattern}, LastPerSubject: true,
 		Handle: w.feed.record,
