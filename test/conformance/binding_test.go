@@ -84,9 +84,9 @@ var bindings = []binding{rpc{}, rest{}, grpcBinding{}}
 func (r *refusal) wireDetails(details []json.RawMessage) {
 	for _, d := range details {
 		var v struct {
-			Type            string            `json:"@type"`
-			Reason, Domain  string            //nolint:musttag // as the wire has them
-			Metadata        map[string]string //nolint:musttag // as the wire has it
+			Type            string `json:"@type"`
+			Reason, Domain  string
+			Metadata        map[string]string
 			FieldViolations []struct{ Field string }
 		}
 		if json.Unmarshal(d, &v) != nil {
@@ -195,7 +195,7 @@ func (rpc) call(t *testing.T, at, op string, h headers, req, into proto.Message)
 	if err := json.NewDecoder(res.Body).Decode(&a); err != nil {
 		t.Fatalf("%s: %d: %v", op, res.StatusCode, err)
 	}
-	if a.Version != "2.0" || string(a.ID) != `"q1"` && res.StatusCode == 200 {
+	if a.Version != "2.0" || string(a.ID) != `"q1"` && res.StatusCode == http.StatusOK {
 		t.Errorf("%s: jsonrpc %q, id %s", op, a.Version, a.ID)
 	}
 	if err := a.err(res); err != nil {
@@ -338,7 +338,7 @@ func restError(res *http.Response, body []byte) error {
 		return nil
 	}
 	r := &refusal{code: res.StatusCode, http: res.StatusCode, message: e.Error.Message, headers: res.Header, httpType: res.Header.Get("Content-Type")}
-	if e.Error.Code != res.StatusCode && res.StatusCode != 200 || e.Error.Status == "" {
+	if e.Error.Code != res.StatusCode && res.StatusCode != http.StatusOK || e.Error.Status == "" {
 		r.message = "the body's code or status is wrong: " + string(body)
 		r.code = -1
 	}
@@ -401,12 +401,13 @@ func dial(t *testing.T, at string) *grpc.ClientConn {
 }
 
 func outgoing(ctx context.Context, h headers) context.Context {
+	md := metadata.MD{}
 	for k, v := range h {
 		if v != "" {
-			ctx = metadata.AppendToOutgoingContext(ctx, strings.ToLower(k), v)
+			md.Set(k, v)
 		}
 	}
-	return ctx
+	return metadata.NewOutgoingContext(ctx, md)
 }
 
 func grpcRefusal(err error) error {

@@ -139,8 +139,10 @@ var operationChecks = []check{
 	}},
 	{"3.1.4", "MUST", "ListTasks refuses sizes, tokens and lengths out of range", "", func(c *client) {
 		for _, q := range []*a2apb.ListTasksRequest{
-			{PageSize: new(int32(101))}, {PageSize: new(int32(-1))},
-			{PageToken: "nonsense"}, {HistoryLength: new(int32(-1))},
+			{PageSize: new(int32(101))},
+			{PageSize: new(int32(-1))},
+			{PageToken: "nonsense"},
+			{HistoryLength: new(int32(-1))},
 		} {
 			c.is(c.fails("ListTasks", q), invalidParams)
 		}

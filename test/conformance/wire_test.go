@@ -87,7 +87,7 @@ var wireChecks = []check{
 	}},
 	{"11.1", "SHOULD", "application/a2a+json is taken, and given to who asks for it", "HTTP+JSON", func(c *client) {
 		res, _ := c.raw(http.MethodPost, "/a2a/message:send", "application/a2a+json; charset=utf-8", message)
-		if ct := res.Header.Get("Content-Type"); res.StatusCode != 200 || ct != "application/json" {
+		if ct := res.Header.Get("Content-Type"); res.StatusCode != http.StatusOK || ct != "application/json" {
 			c.Errorf("%d %s", res.StatusCode, ct)
 		}
 		c.h = c.h.with("Accept", "application/a2a+json")
@@ -169,11 +169,11 @@ var wireChecks = []check{
 	}},
 	{"3.2.6", "MUST", "the version may be in the query, header names are of any case", "HTTP+JSON", func(c *client) {
 		c.h = headers{}
-		if res, data := c.raw(http.MethodGet, "/a2a/tasks?A2A-Version=1.0", "", ""); res.StatusCode != 200 {
+		if res, data := c.raw(http.MethodGet, "/a2a/tasks?A2A-Version=1.0", "", ""); res.StatusCode != http.StatusOK {
 			c.Errorf("%d %s", res.StatusCode, data)
 		}
 		c.h = headers{"a2a-version": "1.0"}
-		if res, data := c.raw(http.MethodGet, "/a2a/tasks", "", ""); res.StatusCode != 200 || res.Header.Get("A2A-Version") != "1.0" {
+		if res, data := c.raw(http.MethodGet, "/a2a/tasks", "", ""); res.StatusCode != http.StatusOK || res.Header.Get("A2A-Version") != "1.0" {
 			c.Errorf("%d %s", res.StatusCode, data)
 		}
 	}},
@@ -212,7 +212,7 @@ var cardChecks = []check{
 				Tags                  []string
 			}
 		}
-		if err := json.Unmarshal(data, &card); err != nil || res.StatusCode != 200 {
+		if err := json.Unmarshal(data, &card); err != nil || res.StatusCode != http.StatusOK {
 			c.Fatalf("%d %v", res.StatusCode, err)
 		}
 		var got []string
@@ -226,10 +226,10 @@ var cardChecks = []check{
 	}},
 	{"8.2", "MUST", "every agent has a card of its own, with its tenant", "HTTP+JSON", func(c *client) {
 		res, data := c.raw(http.MethodGet, "/agents/worker/.well-known/agent-card.json", "", "")
-		if res.StatusCode != 200 || !strings.Contains(string(data), `"tenant":"worker"`) || !strings.Contains(string(data), `"id":"echo"`) || strings.Contains(string(data), "second") {
+		if res.StatusCode != http.StatusOK || !strings.Contains(string(data), `"tenant":"worker"`) || !strings.Contains(string(data), `"id":"echo"`) || strings.Contains(string(data), "second") {
 			c.Errorf("%d %s", res.StatusCode, data)
 		}
-		if res, _ := c.raw(http.MethodGet, "/agents/nobody/.well-known/agent-card.json", "", ""); res.StatusCode != 404 {
+		if res, _ := c.raw(http.MethodGet, "/agents/nobody/.well-known/agent-card.json", "", ""); res.StatusCode != http.StatusNotFound {
 			c.Errorf("the card of nobody: %d", res.StatusCode)
 		}
 		if _, data := c.raw(http.MethodGet, "/agents", "", ""); !strings.Contains(string(data), `"agent_id":"worker","live":true`) {

@@ -125,7 +125,7 @@ func (r *receiver) at(path string) []notification {
 // run runs a worker until the test ends, or stop is called.
 func run(t *testing.T, name string, do func(context.Context) error, ready func() error) (stop func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- do(ctx) }()
 	stop = sync.OnceFunc(func() {

@@ -80,13 +80,13 @@ func upWithA2A(t *testing.T) string {
 			if t.Dispatch.Brief != "ask" {
 				return agent.Text(t.Dispatch.Brief), nil
 			}
-			a, err := t.Ask(ctx, "which one?")
-			return agent.Text(a.Text), err
+			answer, askErr := t.Ask(ctx, "which one?")
+			return agent.Text(answer.Text), askErr
 		})})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
 	t.Cleanup(func() {

@@ -45,7 +45,7 @@ func newAuthenticator(cfg Auth) *authenticator {
 	return a
 }
 
-const headerAPIKey = "X-API-Key"
+const headerAPIKey = "X-API-Key" //nolint:gosec // the name of a header
 
 // identify says who calls: each way of proving it that is configured counts.
 func (a *authenticator) identify(ctx context.Context, p params, peer peer) (subjects.AgentID, error) {

@@ -22,7 +22,7 @@ func door(tb testing.TB) *Worker {
 		cfg: Config{}.withDefaults(), log: slog.New(slog.DiscardHandler), auth: newAuthenticator(Auth{}), limits: newLimits(0),
 		feed: newFeed(slog.New(slog.DiscardHandler)),
 	}
-	w.work, w.stop = context.WithCancel(context.Background())
+	w.work, w.stop = context.WithCancel(tb.Context())
 	tb.Cleanup(w.stop)
 	w.ready.Store(true)
 	check := func(_ context.Context, c *call, req proto.Message) error {
@@ -110,9 +110,15 @@ func FuzzRPC(f *testing.F) {
 
 func FuzzREST(f *testing.F) {
 	for _, s := range [][3]string{
-		{"POST", "/a2a/message:send", seed}, {"POST", "/a2a/t/message:stream", seed}, {"GET", "/a2a/tasks?pageSize=3&includeArtifacts=true&status=TASK_STATE_WORKING", ""},
-		{"GET", "/a2a/tasks/x?historyLength=1", ""}, {"POST", "/a2a/t/tasks/x:cancel", `{"metadata":{"a":1}}`}, {"GET", "/a2a/tasks/x:subscribe", ""},
-		{"DELETE", "/a2a/tasks/x/pushNotificationConfigs/1", ""}, {"GET", "/a2a/extendedAgentCard", ""}, {"PUT", "/a2a//", ""},
+		{"POST", "/a2a/message:send", seed},
+		{"POST", "/a2a/t/message:stream", seed},
+		{"GET", "/a2a/tasks?pageSize=3&includeArtifacts=true&status=TASK_STATE_WORKING", ""},
+		{"GET", "/a2a/tasks/x?historyLength=1", ""},
+		{"POST", "/a2a/t/tasks/x:cancel", `{"metadata":{"a":1}}`},
+		{"GET", "/a2a/tasks/x:subscribe", ""},
+		{"DELETE", "/a2a/tasks/x/pushNotificationConfigs/1", ""},
+		{"GET", "/a2a/extendedAgentCard", ""},
+		{"PUT", "/a2a//", ""},
 	} {
 		f.Add(s[0], s[1], s[2])
 	}

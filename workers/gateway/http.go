@@ -278,12 +278,16 @@ func (s *sse) write(text string) error {
 	return s.rc.Flush()
 }
 
-// serveStream runs a streaming operation. refuse answers an error that comes
-// before the first event; last is an error as the last event.
-func (w *Worker) serveStream(rw http.ResponseWriter, r *http.Request, c *call, op *operation, req proto.Message,
-	wrap func(json.RawMessage) ([]byte, error), refuse func(error), last func(*fault) []byte,
-) {
-	s := &sse{rw: rw, rc: http.NewResponseController(rw), wrap: wrap, timeout: w.cfg.WriteTimeout}
+// dialect is how a binding writes a stream.
+type dialect struct {
+	wrap   func(json.RawMessage) ([]byte, error) // an event
+	refuse func(error)                           // an error before the first event
+	last   func(*fault) []byte                   // an error as the last event
+}
+
+// serveStream runs a streaming operation.
+func (w *Worker) serveStream(rw http.ResponseWriter, r *http.Request, c *call, op *operation, req proto.Message, d dialect) {
+	s := &sse{rw: rw, rc: http.NewResponseController(rw), wrap: d.wrap, timeout: w.cfg.WriteTimeout}
 	ctx, cancel := w.during(r.Context())
 	defer cancel()
 	frames := make(chan frame)
@@ -309,28 +313,27 @@ func (w *Worker) serveStream(rw http.ResponseWriter, r *http.Request, c *call, o
 			if s.began {
 				err = s.write(": keep-alive\n\n")
 			}
-		case err := <-failed:
-			w.endStream(r, s, err, refuse, last)
+		case err = <-failed:
+			w.endStream(r, s, err, d)
 			return
 		}
 		if err != nil {
 			cancel()
-			<-failed
-			w.log.Debug("stream ended early", slog.Any("error", err))
+			w.log.Debug("stream ended early", slog.Any("error", errors.Join(err, <-failed)))
 			return
 		}
 	}
 }
 
 // endStream says why a stream ends, unless it ended as it should.
-func (w *Worker) endStream(r *http.Request, s *sse, err error, refuse func(error), last func(*fault) []byte) {
+func (w *Worker) endStream(r *http.Request, s *sse, err error, d dialect) {
 	switch {
 	case err == nil, r.Context().Err() != nil:
 	case !s.began:
-		refuse(err)
+		d.refuse(err)
 	case errors.Is(err, errDraining): // the client resumes elsewhere
 	default:
-		if err := s.write("data: " + string(last(asFault(err))) + "\n\n"); err != nil {
+		if err := s.write("data: " + string(d.last(asFault(err))) + "\n\n"); err != nil {
 			w.log.Debug("stream ended early", slog.Any("error", err))
 		}
 	}

@@ -101,10 +101,11 @@ func (w *Worker) serveRPC(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if op.stream != nil {
-		w.serveStream(rw, r, c, op, req,
-			func(result json.RawMessage) ([]byte, error) { return json.Marshal(rpcResult{"2.0", q.ID, result}) },
-			func(err error) { w.rpcFault(rw, r, q.ID, 0, err) },
-			func(f *fault) []byte { return mustJSON(rpcFailure{"2.0", q.ID, f.rpcError(time.Now())}) })
+		w.serveStream(rw, r, c, op, req, dialect{
+			wrap:   func(result json.RawMessage) ([]byte, error) { return json.Marshal(rpcResult{"2.0", q.ID, result}) },
+			refuse: func(err error) { w.rpcFault(rw, r, q.ID, 0, err) },
+			last:   func(f *fault) []byte { return mustJSON(rpcFailure{"2.0", q.ID, f.rpcError(time.Now())}) },
+		})
 		return
 	}
 	ctx, cancel := w.during(r.Context())

@@ -120,7 +120,7 @@ func (w *Worker) listTasks(ctx context.Context, c *call, req *a2apb.ListTasksReq
 		return nil, err
 	}
 	found, total := w.feed.find(q)
-	out := &a2apb.ListTasksResponse{Tasks: []*a2apb.Task{}, PageSize: int32(q.size)} //nolint:gosec // at most 100
+	out := &a2apb.ListTasksResponse{Tasks: []*a2apb.Task{}, PageSize: int32(q.size)}
 	for len(found) > 0 && len(out.Tasks) < q.size {
 		n := min(q.size-len(out.Tasks), len(found))
 		tasks, err := w.readAll(ctx, c, found[:n])
@@ -144,7 +144,7 @@ func (w *Worker) listTasks(ctx context.Context, c *call, req *a2apb.ListTasksReq
 			out.NextPageToken = ""
 		}
 	}
-	out.TotalSize = int32(min(total, 1<<31-1)) //nolint:gosec // bounded
+	out.TotalSize = int32(min(total, 1<<31-1))
 	return out, nil
 }
 

@@ -42,9 +42,6 @@ type pushConfig struct {
 	Until       time.Time        `json:"until"`          // the records may be gone then
 }
 
-// String keeps token and credentials out of logs.
-func (p pushConfig) String() string { return "push config of task " + string(p.TaskID) }
-
 // pushKey is where a config is kept: ids of clients need not be keys.
 func pushKey(task subjects.TaskID, id string) string {
 	sum := sha256.Sum256([]byte(id))

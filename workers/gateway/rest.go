@@ -108,10 +108,11 @@ func (w *Worker) serveREST(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if op.stream != nil {
-		w.serveStream(rw, r, c, op, req,
-			func(result json.RawMessage) ([]byte, error) { return compact(result) },
-			func(err error) { w.restFault(rw, r, err) },
-			func(f *fault) []byte { return mustJSON(f.restError(time.Now())) })
+		w.serveStream(rw, r, c, op, req, dialect{
+			wrap:   compact,
+			refuse: func(err error) { w.restFault(rw, r, err) },
+			last:   func(f *fault) []byte { return mustJSON(f.restError(time.Now())) },
+		})
 		return
 	}
 	ctx, cancel := w.during(r.Context())
