@@ -64,6 +64,7 @@ type config struct {
 	A2AOpen   bool     `envconfig:"PARLEY_A2A_OPEN" json:"a2a_open" flag:"a2a-open" desc:"let everybody who reaches the HTTP port use the fleet, also from other machines"`
 	A2AOrigin []string `envconfig:"PARLEY_A2A_ORIGINS" json:"a2a_origins" flag:"a2a-origins" desc:"web origins whose pages may call (CORS), comma separated"`
 	A2ARate   float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
+	A2AKey    string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush   string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
 	Grace     span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 

@@ -34,6 +34,11 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger) (workers.Worker, error) {
 		return workers.Worker{}, usage("--http %s can be reached from other machines, and the A2A gateway would ask nobody who they are", c.HTTP).
 			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway out of --workers")
 	}
+	if c.A2AKey != "" {
+		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {
+			return workers.Worker{}, usage("--a2a-key: %w", err)
+		}
+	}
 	w, err := gateway.New(cfg)
 	if err != nil {
 		return workers.Worker{}, err

@@ -2,7 +2,10 @@ package e2e_test
 
 import (
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -54,11 +57,22 @@ func TestA2A(t *testing.T) {
 func upWithA2A(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "key.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	up := start(t, dir, program{
 		name: "up", path: parleyBinary(t),
 		args: []string{
 			"up", "--data", filepath.Join(dir, "jetstream"), "--port", "-1", "--http", "127.0.0.1:0", "--sync=1m",
-			"--webhook-allow", "127.0.0.1",
+			"--webhook-allow", "127.0.0.1", "--a2a-key", filepath.Join(dir, "key.pem"),
 			"-o", "json", "--log-format", "text",
 		},
 	})
@@ -67,7 +81,7 @@ func upWithA2A(t *testing.T) string {
 		NATS string `json:"nats"`
 		HTTP string `json:"http"`
 	}
-	if err := json.Unmarshal([]byte(out), &banner); err != nil {
+	if err = json.Unmarshal([]byte(out), &banner); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	b, err := bus.Connect(t.Context(), bus.Config{URL: banner.NATS, Name: "agent"})

@@ -258,6 +258,9 @@ func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	body, err := cardJSON(card)
+	if err == nil {
+		body, err = w.signed(body, at)
+	}
 	if err != nil {
 		w.restFault(rw, r, err)
 		return

@@ -46,6 +46,7 @@ func (w *Worker) Handlers() map[string]http.Handler {
 		pathRPC + "/":       guard(w.serveREST),
 		"GET " + pathCard:   guard(w.serveCard),
 		"GET " + pathAgents: guard(w.serveAgents),
+		"GET " + pathKeys:   guard(w.serveKeys),
 		"GET " + pathAgents + "/{agent}" + pathCard: guard(w.serveCard),
 		pathGRPC: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if !w.hostAllowed(r.Host) {

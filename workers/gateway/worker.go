@@ -35,6 +35,7 @@ type Config struct {
 	Open        bool     // without Auth: everybody may, from anywhere
 	Origins     []string // of the web, that may call
 	Rate        float64  // calls per second and caller; 0: no limit
+	CardKey     []byte   // signs cards: a private key, PKCS #8 in PEM; absent: none does
 	Push        bool     // push notifications, by the outbox of the webhooks
 	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
 	PushEndpoint string
@@ -71,6 +72,7 @@ type Worker struct {
 	work            context.Context //nolint:containedctx // of the streams: it ends when Run's does
 	stop            context.CancelFunc
 
+	signer  *cardSigner // nil: cards are not signed
 	feed    *feed
 	push    *pusher // nil: not supported
 	listing listing
@@ -103,6 +105,12 @@ func New(cfg Config) (*Worker, error) {
 	for _, id := range cfg.Auth.Tokens {
 		if _, err := subjects.ParseAgentID(string(id)); err != nil {
 			return nil, fmt.Errorf("gateway: a token's caller: %w", err)
+		}
+	}
+	if len(cfg.CardKey) > 0 {
+		var err error
+		if w.signer, err = newCardSigner(cfg.CardKey); err != nil {
+			return nil, fmt.Errorf("gateway: the key of the cards: %w", err)
 		}
 	}
 	w.feed = newFeed(w.log)

@@ -1,6 +1,6 @@
 // Drives a gateway with the official JavaScript SDK: node client.mjs URL BINDING
 import assert from 'node:assert/strict';
-import { SendMessageRequest, TaskState } from '@a2a-js/sdk';
+import { SendMessageRequest, TaskState, verifyAgentCardSignature } from '@a2a-js/sdk';
 import { ClientFactory, ClientFactoryOptions, JsonRpcTransportFactory, RestTransportFactory } from '@a2a-js/sdk/client';
 
 const [url, binding] = process.argv.slice(2);
@@ -23,6 +23,18 @@ const refused = async (what, promise) => {
 
 const card = await client.getAgentCard();
 assert.equal(card.supportedInterfaces.length, 3);
+
+// the card's signature, by the key that it names
+const verify = verifyAgentCardSignature(async (kid, jku) => {
+  assert.ok(jku.startsWith(url), jku);
+  const { keys } = await (await fetch(jku)).json();
+  return keys.find((key) => key.kid === kid);
+});
+await verify(card);
+await verify(await (await fetch(`${url}/.well-known/agent-card.json`)).json());
+const forged = structuredClone(card);
+forged.name = 'Another';
+await assert.rejects(verify(forged));
 
 // a blocking send
 const done = open(await client.sendMessage(say('hello')));
