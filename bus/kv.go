@@ -142,6 +142,17 @@ func (k *KV) Delete(ctx context.Context, key string) error {
 	return err
 }
 
+// DeleteRevision removes key if its last revision is rev; ErrConflict otherwise.
+func (k *KV) DeleteRevision(ctx context.Context, key string, rev uint64) error {
+	if err := validKey(key); err != nil {
+		return err
+	}
+	_, err := k.b.writeRecord(ctx, k.stream, Record{
+		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"DEL"}},
+	})
+	return err
+}
+
 func (k *KV) write(ctx context.Context, key string, value []byte, rev uint64, ttl time.Duration) (uint64, error) {
 	if err := validKey(key); err != nil {
 		return 0, err

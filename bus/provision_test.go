@@ -42,7 +42,7 @@ func streamConfig(t *testing.T, b *bus.Bus, stream string) map[string]any {
 	return info.Config
 }
 
-var streams = []string{"FLEET_TASKS", "FLEET_ANNOUNCE", "FLEET_INBOX", "FLEET_DLQ", "FLEET_WEBHOOKS", "KV_FLEET_IDEM", "KV_FLEET_AGENTS", "OBJ_FLEET_INDEX"}
+var streams = []string{"FLEET_TASKS", "FLEET_ANNOUNCE", "FLEET_INBOX", "FLEET_DLQ", "FLEET_WEBHOOKS", "FLEET_ESCALATIONS", "KV_FLEET_IDEM", "KV_FLEET_AGENTS", "KV_FLEET_ALERTS", "OBJ_FLEET_INDEX"}
 
 func TestProvisionIdempotent(t *testing.T) {
 	t.Parallel()
@@ -188,9 +188,9 @@ func TestProvisionFitsTheRoom(t *testing.T) {
 		room, give int64
 		tasks      int64 // 0 = it must not fit
 	}{
-		{"plenty", 6400 * mib, 0, 4096 * mib},
-		{"a small disk", 544 * mib, 0, 358 * mib},
-		{"the least", bus.MinRoom, 0, 168 * mib},
+		{"plenty", 6800 * mib, 0, 4096 * mib},
+		{"a small disk", 544 * mib, 0, 331 * mib},
+		{"the least", bus.MinRoom, 0, 156 * mib},
 		{"less than the least", bus.MinRoom - mib, 0, 0},
 		{"little beside what is given", 1024 * mib, 512 * mib, 512 * mib},
 		{"more given than there is", 1024 * mib, 1025 * mib, 0},

@@ -9,12 +9,13 @@ type Provisioning struct {
 	Mode     string // default create
 	Replicas int    // 1, 3 or 5; 0 = keep what is there, 1 for what is created
 
-	MaxBytes           int64 // of FLEET_TASKS, the disk guard; default 4 GiB
-	InboxMaxBytes      int64 // default 256 MiB
-	AnnounceMaxBytes   int64 // default 64 MiB
-	DeadLetterMaxBytes int64 // default 256 MiB
-	WebhooksMaxBytes   int64 // of FLEET_WEBHOOKS; default 512 MiB
-	BucketMaxBytes     int64 // of each bucket; default 256 MiB
+	MaxBytes            int64 // of FLEET_TASKS, the disk guard; default 4 GiB
+	InboxMaxBytes       int64 // default 256 MiB
+	AnnounceMaxBytes    int64 // default 64 MiB
+	DeadLetterMaxBytes  int64 // default 256 MiB
+	WebhooksMaxBytes    int64 // of FLEET_WEBHOOKS; default 512 MiB
+	EscalationsMaxBytes int64 // of FLEET_ESCALATIONS; default 256 MiB
+	BucketMaxBytes      int64 // of each bucket; default 256 MiB
 
 	// Room is how many bytes the server can reserve, where that is known. If
 	// the defaults come to more, what is created is smaller in proportion, as
@@ -27,16 +28,16 @@ type Provisioning struct {
 const MinRoom = 256 << 20
 
 // buckets counts the streams of BucketMaxBytes.
-const buckets = 4
+const buckets = 5
 
 // sizes are the byte limits of the streams.
-type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, bucket int64 }
+type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, escalations, bucket int64 }
 
 // sizes are what is given, and defaults that fit into the rest of the room;
 // small says that they had to be made to.
 func (p Provisioning) sizes() (s sizes, small bool) {
 	const mib = 1 << 20
-	s = sizes{p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.BucketMaxBytes}
+	s = sizes{p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.EscalationsMaxBytes, p.BucketMaxBytes}
 	room, byDefault := p.Room, int64(0)
 	limits := []struct {
 		size       *int64
@@ -47,6 +48,7 @@ func (p Provisioning) sizes() (s sizes, small bool) {
 		{&s.announce, 64 * mib, 1},
 		{&s.deadLetters, 256 * mib, 1},
 		{&s.webhooks, 512 * mib, 1},
+		{&s.escalations, 256 * mib, 1},
 		{&s.bucket, 256 * mib, buckets},
 	}
 	for _, l := range limits {

@@ -11,6 +11,9 @@ import (
 // consumerRouters is the inbox's durable consumer.
 const consumerRouters = "routers"
 
+// consumerEscalation sees to what is a human's.
+const consumerEscalation = "escalation"
+
 // deadLetterPrefix is followed by the origin's stream and subject.
 const deadLetterPrefix = "fleet.dlq."
 
@@ -81,6 +84,7 @@ func catalogue(p Provisioning, size sizes) []asset {
 			Metadata:    map[string]string{"writer": "workers"},
 		}},
 		{keepSize: p.WebhooksMaxBytes == 0, stream: outbox(size.webhooks)},
+		escalations(p, size),
 		// Expired idempotency keys leave no marker: nobody watches them, and a
 		// marker is one write more per key.
 		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketIdem, "Idempotency keys, 24 h", jetstream.StreamConfig{
@@ -90,6 +94,9 @@ func catalogue(p Provisioning, size sizes) []asset {
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
 		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAgents, "Operator drain and cool-down per agent", jetstream.StreamConfig{
+			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		})},
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAlerts, "What waits for a human, who was told, silences", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
 		{keepSize: p.BucketMaxBytes == 0, stream: jetstream.StreamConfig{
@@ -117,6 +124,30 @@ func outbox(maxBytes int64) jetstream.StreamConfig {
 		MaxAge:   30 * day,
 		MaxBytes: maxBytes,
 		Metadata: map[string]string{"writer": "webhooks"},
+	}
+}
+
+// escalations is the stream of escalations, with who sees to those of level 3.
+func escalations(p Provisioning, size sizes) asset {
+	return asset{
+		keepSize: p.EscalationsMaxBytes == 0,
+		stream: jetstream.StreamConfig{
+			Name:        subjects.StreamEscalations,
+			Description: "Every escalation of a task, and what became of alerts",
+			Subjects:    []string{subjects.EscalationPattern, subjects.AlertPattern},
+			MaxAge:      30 * day,
+			MaxBytes:    size.escalations,
+			Duplicates:  10 * time.Minute,
+			Metadata:    map[string]string{"writer": "escalation"},
+		},
+		consumers: []jetstream.ConsumerConfig{{
+			Durable:       consumerEscalation,
+			Description:   "Escalation workers log what is a human's and raise alerts",
+			FilterSubject: subjects.HumanPattern,
+			AckPolicy:     jetstream.AckExplicitPolicy,
+			AckWait:       10 * time.Second,
+			MaxDeliver:    -1, MaxAckPending: 1024, MaxWaiting: 512,
+		}},
 	}
 }
 

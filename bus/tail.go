@@ -22,6 +22,14 @@ const (
 	tailCheck     = 3 * time.Second
 )
 
+// inTime is d, and 100 times that where time is fake: days of it pass in a test.
+func (b *Bus) inTime(d time.Duration) time.Duration {
+	if b.cfg.FakeTime {
+		return 100 * d
+	}
+	return d
+}
+
 // Tail reads a stream in order, each message once.
 type Tail struct {
 	Stream   string
@@ -139,7 +147,7 @@ func (r *tailRun) once(ctx context.Context) error {
 		r.nowCaughtUp()
 		r.mu.Unlock()
 	}
-	return c.watch(ctx, reconnected)
+	return c.watch(ctx, reconnected, r.b.inTime(tailCheck))
 }
 
 // create makes the ephemeral push consumer and returns its name and how much
@@ -154,7 +162,7 @@ func (r *tailRun) create(ctx context.Context, inbox string) (name string, pendin
 		FilterSubjects:    r.Subjects,
 		DeliverSubject:    inbox,
 		FlowControl:       true,
-		IdleHeartbeat:     tailHeartbeat,
+		IdleHeartbeat:     r.b.inTime(tailHeartbeat),
 		InactiveThreshold: 30 * time.Second,
 		MemoryStorage:     true,
 		Replicas:          1,
@@ -194,8 +202,8 @@ func (r *tailRun) drop(name string) {
 }
 
 // watch waits for the end of ctx, or of the consumer.
-func (c *tailConsumer) watch(ctx context.Context, reconnected <-chan struct{}) error {
-	check := time.NewTicker(tailCheck)
+func (c *tailConsumer) watch(ctx context.Context, reconnected <-chan struct{}, every time.Duration) error {
+	check := time.NewTicker(every)
 	defer check.Stop()
 	heard := c.heard.Load()
 	for {

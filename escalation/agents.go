@@ -59,6 +59,21 @@ func Only(p fleet.Policy, attempts []fleet.Attempt) []subjects.AgentID {
 	return only
 }
 
+// May are who may do a task, given what a human decided last (nil: nothing):
+// reassigned, that agent alone; tried again, whoever its policy names, those
+// that failed before as well.
+func May(p fleet.Policy, attempts []fleet.Attempt, human *fleet.HumanAnswer) (only, exclude []subjects.AgentID) {
+	switch {
+	case human == nil:
+		return Only(p, attempts), Excluded(attempts)
+	case human.AgentID != "":
+		return []subjects.AgentID{human.AgentID}, nil
+	case p.Agent != "":
+		return append([]subjects.AgentID{p.Agent}, p.Alternatives...), nil
+	}
+	return nil, nil
+}
+
 // counted is the length of attempts up to the newest that counts: what was
 // handed back since is as if it had not been.
 func counted(attempts []fleet.Attempt) int {

@@ -24,8 +24,13 @@ type State struct {
 	Nobody       []fleet.Reason // set when nobody who may (Only, Excluded) could ever do it: why not
 	RetryAfter   time.Duration  // what the newest failure asked for, 0 = nothing
 	HumanContact bool           // this fleet has a human to ask
-	Seed         uint64         // of the jitter; the same for all of one task
-	Backoff      Backoff
+	// GiveUpAt is set while the task waits for a human: until when.
+	GiveUpAt time.Time
+	// Decided says that a human has decided who does the task: nobody else is
+	// looked for.
+	Decided bool
+	Seed    uint64 // of the jitter; the same for all of one task
+	Backoff Backoff
 }
 
 // Action is what is to be done: exactly one of the types below.
@@ -103,6 +108,8 @@ func Next(s State, now time.Time) (State, Action) {
 			s.Attempts[n-1].Level = 3
 		}
 		return s, Expire{}
+	case !s.GiveUpAt.IsZero():
+		return s, s.unanswered(now)
 	case s.Nobody != nil:
 		action := s.nobody(now)
 		return s, action
@@ -111,6 +118,21 @@ func Next(s State, now time.Time) (State, Action) {
 	}
 	action := s.judge(now)
 	return s, action
+}
+
+// unanswered goes on waiting for a human, or ends the task.
+func (s *State) unanswered(now time.Time) Action {
+	if now.Before(s.GiveUpAt) {
+		return Wait{}
+	}
+	code, message := subjects.CodeNoCapableAgent, "no agent could do it"
+	if n := len(s.Attempts); n > 0 {
+		code, message = s.Attempts[n-1].Code, cmp.Or(s.Attempts[n-1].Message, string(s.Attempts[n-1].Code))
+	}
+	if s.spent() {
+		code = subjects.CodeBudgetExhausted
+	}
+	return end(code, "no human answered until "+s.GiveUpAt.UTC().Format(time.RFC3339)+"; "+message)
 }
 
 // judge answers the newest attempt, and notes in it at which level.
@@ -226,6 +248,9 @@ func (s *State) waits(k int) bool {
 // nobody answers that none of those who may could ever do the task.
 func (s *State) nobody(now time.Time) Action {
 	k := counted(s.Attempts)
+	if s.Decided {
+		return s.top(subjects.CodeNoCapableAgent, "who was to do it by a human's decision cannot: "+join(s.Nobody))
+	}
 	pending := k > 0 && s.Attempts[k-1].Level == 1
 	named := Only(s.Policy, s.Attempts)
 	if pending || len(named) > 0 {

@@ -2,15 +2,17 @@ package subjects
 
 // Streams, buckets and object stores of a fleet.
 const (
-	StreamTasks    = "FLEET_TASKS"    // the records of every task: the truth
-	StreamAnnounce = "FLEET_ANNOUNCE" // the last announce of every instance
-	StreamInbox    = "FLEET_INBOX"    // the raw door, until a dispatch is a record
-	StreamDLQ      = "FLEET_DLQ"      // what nobody could handle, with the reason
-	StreamWebhooks = "FLEET_WEBHOOKS" // the outbox: deliveries, and what became of them
+	StreamTasks       = "FLEET_TASKS"       // the records of every task: the truth
+	StreamAnnounce    = "FLEET_ANNOUNCE"    // the last announce of every instance
+	StreamInbox       = "FLEET_INBOX"       // the raw door, until a dispatch is a record
+	StreamEscalations = "FLEET_ESCALATIONS" // every escalation, and what became of alerts
+	StreamDLQ         = "FLEET_DLQ"         // what nobody could handle, with the reason
+	StreamWebhooks    = "FLEET_WEBHOOKS"    // the outbox: deliveries, and what became of them
 
 	BucketIdem   = "FLEET_IDEM"   // idempotency keys
 	BucketAgents = "FLEET_AGENTS" // operators' drains, routers' cool-downs
 	BucketPush   = "FLEET_PUSH"   // push notification configs of A2A clients
+	BucketAlerts = "FLEET_ALERTS" // what waits for a human, and who was told
 
 	ObjectsIndex = "FLEET_INDEX" // checkpoints of the routers' index
 )
@@ -18,6 +20,7 @@ const (
 // Headers of messages, beside Nats-Msg-Id and traceparent.
 const (
 	HeaderKind      = "Fleet-Kind"      // what a record says, see fleet.Event
+	HeaderLevel     = "Fleet-Level"     // of escalation, on a record that is one; 0: a wait for a human is over
 	HeaderWriteID   = "Fleet-Write-Id"  // tells one's own write from another's
 	HeaderAgent     = "Fleet-Agent"     // who sends, for readers; the subject proves it
 	HeaderSession   = "Fleet-Session"   // the session it belongs to
@@ -79,7 +82,18 @@ func apiEntries() []Entry {
 		{"task", "cancel", "TaskCancel → TaskView", "orchestrator", "router", "End a task."},
 		{"task", "answer", "TaskAnswer → TaskView", "orchestrator", "router", "Answer the open question of a task."},
 		{"task", "message", "TaskMessage → TaskView", "orchestrator", "router", "Add a follow-up to a task that is under way."},
+		{"task", "resume", "TaskResume → TaskView", "operator, escalation", "router", "Answer a task that waits for a human."},
 		{"task", "explain", "TaskRef → TaskExplanation", "orchestrator", "router", "Why each agent was or was not chosen."},
+		{"escalation", "list", "EscalationList → EscalationListReply", "operator", "escalation", "What waits for a human, and the silences."},
+		{"escalation", "get", "EscalationRef → Alert", "operator", "escalation", "One alert, or that of a task."},
+		{"escalation", "status", "EscalationStatus → EscalationStatusReply", "operator", "escalation", "Whether humans can be told."},
+		{"escalation", "ack", "EscalationRef → Alert", "operator", "escalation", "Somebody sees to it: nobody else is called for now."},
+		{"escalation", "retry", "EscalationAnswer → EscalationAnswered", "operator", "escalation", "Try the tasks of an alert, or one task, once more."},
+		{"escalation", "reassign", "EscalationAnswer → EscalationAnswered", "operator", "escalation", "Give them to an agent."},
+		{"escalation", "answer", "EscalationAnswer → EscalationAnswered", "operator", "escalation", "Try them once more, and tell the next agent something."},
+		{"escalation", "complete", "EscalationAnswer → EscalationAnswered", "operator", "escalation", "Hand in their result."},
+		{"escalation", "cancel", "EscalationAnswer → EscalationAnswered", "operator", "escalation", "End them."},
+		{"escalation", "silence", "Silence → Silence", "operator", "escalation", "Call nobody about some alerts for a while."},
 		{"agent", "list", "AgentList → AgentListReply", "orchestrator", "registry", "The instances of the fleet."},
 		{"agent", "drain", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent nothing more."},
 		{"agent", "resume", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent tasks again."},
@@ -143,6 +157,18 @@ func taskEntries() []Entry {
 			Writer: "agent", Readers: "router",
 			Kept:        "as a record",
 			Description: "How an attempt ended: a request, repeated until it is answered.",
+		},
+		{
+			Pattern: "fleet.escalation.<level>.<task>", Message: "escalation",
+			Writer: "escalation", Readers: "operator, escalation, audit",
+			Kept: "30 days", Stream: StreamEscalations,
+			Description: "A task was escalated: 1 the same agent tries again, 2 another one, 3 a human or the end. Message id task/seq.",
+		},
+		{
+			Pattern: "fleet.alert.<alert>", Message: "ALERT_EVENT",
+			Writer: "escalation", Readers: "operator, audit",
+			Kept: "30 days", Stream: StreamEscalations,
+			Description: "What became of an alert: who was called, who answered, and what was refused.",
 		},
 		{
 			Pattern: "fleet.dlq.>", Message: "what it was",

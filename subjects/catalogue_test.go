@@ -41,6 +41,7 @@ func TestCatalogue(t *testing.T) {
 		subjects.AgentEventPattern, subjects.DispatchPattern, subjects.TaskPattern, subjects.EventPattern,
 		subjects.OutcomePattern, subjects.OfferPattern, subjects.ControlPattern,
 		subjects.ProgressPattern, subjects.ResultPattern, subjects.WebhookPattern, subjects.WebhookEventPattern,
+		subjects.EscalationPattern, subjects.AlertPattern,
 	} {
 		if !patterns[p] {
 			t.Errorf("%s is not in the catalogue", p)
@@ -76,11 +77,15 @@ func TestPermissions(t *testing.T) {
 			role: subjects.RoleOperator,
 			publish: append([]string{
 				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.resume",
+				"fleet.api.bob.escalation.ack", "fleet.api.bob.escalation.answer", "fleet.api.bob.escalation.cancel",
+				"fleet.api.bob.escalation.complete", "fleet.api.bob.escalation.get", "fleet.api.bob.escalation.list",
+				"fleet.api.bob.escalation.reassign", "fleet.api.bob.escalation.retry", "fleet.api.bob.escalation.silence",
+				"fleet.api.bob.escalation.status", "fleet.api.bob.task.resume",
 				"fleet.api.bob.webhook.drop", "fleet.api.bob.webhook.get", "fleet.api.bob.webhook.list",
 				"fleet.api.bob.webhook.replay", "fleet.api.bob.webhook.status",
 			}, api...),
 			subscribe: []string{
-				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.announce.*.*", "fleet.dlq.>", "fleet.event.*",
+				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.alert.*", "fleet.announce.*.*", "fleet.dlq.>", "fleet.escalation.*.*", "fleet.event.*",
 				"fleet.heartbeat.*.*", "fleet.outcome.*.*", "fleet.progress.*.*",
 			},
 		},

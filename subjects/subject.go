@@ -1,6 +1,9 @@
 package subjects
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // Subjects of one fleet. Every variable part is one token (see ValidToken), so
 // a subject built from parsed ids always has the same number of tokens.
@@ -42,6 +45,15 @@ func Progress(a AgentID, t TaskID) string { return join("fleet.progress", string
 
 // Result is where agent a hands in its result of t, as a request.
 func Result(a AgentID, t TaskID) string { return join("fleet.result", string(a), string(t)) }
+
+// Escalation is where it is kept that a task has been escalated to a level, 1 to
+// 3.
+func Escalation(level int, t TaskID) string {
+	return join("fleet.escalation", strconv.Itoa(level), string(t))
+}
+
+// Alert is where it is kept what became of an alert.
+func Alert(id string) string { return join("fleet.alert", id) }
 
 func join(prefix string, tokens ...string) string {
 	n := len(prefix)
@@ -93,6 +105,9 @@ const (
 	ControlPattern         = "fleet.control.*.*"
 	ProgressPattern        = "fleet.progress.*.*"
 	ResultPattern          = "fleet.result.*.*"
+	EscalationPattern      = "fleet.escalation.*.*"
+	HumanPattern           = "fleet.escalation.3.*" // those that are a human's
+	AlertPattern           = "fleet.alert.*"
 )
 
 // APIPattern is where noun.verb is asked for by anyone.

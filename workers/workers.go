@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 )
@@ -27,9 +26,6 @@ type Worker struct {
 	// Run blocks until ctx ends and returns nil then. Any other return, nil
 	// included, is a failure that stops every other worker too.
 	Run func(ctx context.Context) error
-	// Pages, if set, are served on the process's HTTP port, by the pattern of
-	// http.ServeMux where each belongs.
-	Pages map[string]http.Handler
 	// Ready, if set, is nil once the worker serves, and otherwise says why not.
 	Ready func() error
 }

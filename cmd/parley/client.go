@@ -154,6 +154,8 @@ func (c *client) unanswered(err error, noun, verb string) error {
 	switch {
 	case noun == "agent" && verb == "list":
 		worker = "registry"
+	case noun == "escalation":
+		worker = "escalation"
 	case noun == "webhook":
 		worker = "webhooks"
 	}

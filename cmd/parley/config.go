@@ -17,7 +17,10 @@ import (
 
 	"github.com/kelseyhightower/envconfig"
 
+	policy "parley/escalation"
 	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/workers/escalation"
 	"parley/workers/webhooks"
 )
 
@@ -78,6 +81,24 @@ type config struct {
 	WebhookTimeout span     `envconfig:"PARLEY_WEBHOOK_TIMEOUT" json:"webhook_timeout" flag:"webhook-timeout" desc:"time for one webhook to be called and to answer"`
 	WebhookCheck   bool     `envconfig:"PARLEY_WEBHOOK_CHECK" json:"webhook_check" flag:"webhook-check" desc:"say at the start which webhook endpoints cannot be reached"`
 
+	MaxRetries    int      `envconfig:"PARLEY_MAX_RETRIES" json:"max_retries" flag:"max-retries" desc:"repeats by the same agent, where a dispatch does not say it"`
+	OnBlocked     string   `envconfig:"PARLEY_ON_BLOCKED" json:"on_blocked" flag:"on-blocked" desc:"reroute, wait, fail or escalate, where a dispatch does not say it"`
+	Escalate      string   `envconfig:"PARLEY_ESCALATE" json:"escalate" flag:"escalate" desc:"wait for a human: auto (where somebody can be called), always or never, where a dispatch does not say it"`
+	AlertRepeat   span     `envconfig:"PARLEY_ALERT_REPEAT" json:"alert_repeat" flag:"alert-repeat" desc:"people are called again after this, where a dispatch does not say it"`
+	GiveUpAfter   span     `envconfig:"PARLEY_GIVE_UP_AFTER" json:"give_up_after" flag:"give-up-after" desc:"a task waits no longer for people, where a dispatch does not say it"`
+	AlertContacts []string `envconfig:"PARLEY_ALERT_CONTACTS" json:"alert_contacts" flag:"alert-contacts" desc:"webhook endpoints to call, one after the other; human where PARLEY_WEBHOOK_URL is set"`
+	AlertNext     span     `envconfig:"PARLEY_ALERT_NEXT" json:"alert_next" flag:"alert-next" desc:"the next contact is called after this, unless somebody answers"`
+	AckTimeout    span     `envconfig:"PARLEY_ACK_TIMEOUT" json:"ack_timeout" flag:"ack-timeout" desc:"how long an acknowledgement keeps quiet"`
+	GroupBy       []string `envconfig:"PARLEY_GROUP_BY" json:"group_by" flag:"group-by" desc:"what the tasks of one alert have in common, of code, agent, mcp, from, session, run, task"`
+	GroupWait     span     `envconfig:"PARLEY_GROUP_WAIT" json:"group_wait" flag:"group-wait" desc:"time to gather what fails for one cause, before the first call"`
+	GroupInterval span     `envconfig:"PARLEY_GROUP_INTERVAL" json:"group_interval" flag:"group-interval" desc:"least time between calls because a group has grown"`
+	ChangeLog     string   `envconfig:"PARLEY_CHANGE_LOG" json:"change_log" flag:"change-log" desc:"file that gets a line of JSON for whatever is a human's; absent: CHANGE.log in PARLEY_DATA; off for none"`
+	PublicURL     string   `envconfig:"PARLEY_PUBLIC_URL" json:"public_url" flag:"public-url" desc:"where people reach the address of PARLEY_HTTP, for the links in calls"`
+	LinkKey       string   `envconfig:"PARLEY_LINK_KEY" json:"link_key" flag:"link-key" desc:"what signs those links, 16 characters or more; made and kept in the fleet where it is empty"`
+	LinkTTL       span     `envconfig:"PARLEY_LINK_TTL" json:"link_ttl" flag:"link-ttl" desc:"how long a link can be used"`
+	HeartbeatTo   string   `envconfig:"PARLEY_HEARTBEAT_TO" json:"heartbeat_to" flag:"heartbeat-to" desc:"webhook endpoint that hears regularly that all is well, so that silence is noticed"`
+	HeartbeatEach span     `envconfig:"PARLEY_HEARTBEAT_EACH" json:"heartbeat_each" flag:"heartbeat-each" desc:"how often"`
+
 	Host string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
 	Port int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
 	Data string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
@@ -87,11 +108,17 @@ type config struct {
 // defaultConfig is what holds where nobody says anything. Worker defaults that
 // are zero here belong to the workers.
 func defaultConfig(getenv func(string) string) *config {
+	chain := policy.Chain{}.WithDefaults()
 	return &config{
 		Server: "nats://127.0.0.1:4222", Timeout: span(5 * time.Second),
 		As: "operator", Output: "table", LogLevel: "info", LogFormat: "auto",
 		Workers: workerNames(), Operators: []string{"operator"}, Provision: "create",
 		WebhookRetries: webhooks.Push().Attempts, WebhookBase: span(webhooks.Push().Base), WebhookTimeout: span(webhooks.DefaultTimeout),
+		MaxRetries: fleet.DefaultMaxRetries, OnBlocked: fleet.OnBlockedReroute, Escalate: fleet.EscalateAuto,
+		AlertRepeat: span(fleet.DefaultAlertRepeat), GiveUpAfter: span(fleet.DefaultGiveUpAfter),
+		AlertNext: span(chain.CallNext), AckTimeout: span(chain.AckTimeout),
+		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
+		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
 		HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
@@ -155,6 +182,8 @@ func (c *config) check() error {
 		{"log-level", c.LogLevel, "debug info warn error"},
 		{"log-format", c.LogFormat, "auto text json"},
 		{"provision", c.Provision, "create verify off"},
+		{"on-blocked", c.OnBlocked, "reroute wait fail escalate"},
+		{"escalate", c.Escalate, "auto always never"},
 	} {
 		if allowed := strings.Fields(s.allowed); !slices.Contains(allowed, s.value) {
 			return usage("--%s %q: expected one of %s", s.flag, s.value, strings.Join(allowed, ", ")).next("parley help env")

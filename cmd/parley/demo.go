@@ -36,7 +36,7 @@ func newDemoCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "demo", Short: "Show a whole fleet at work", Args: cobra.NoArgs,
 		Long: `Show a whole fleet at work: an embedded broker and all workers with their data in a
-temporary directory, three agents as processes of their own, and a story of seven
+temporary directory, three agents as processes of their own, and a story of eight
 acts. Whatever the story claims is checked; the demo fails if it is not so. It
 takes well under a minute and leaves nothing behind.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd.Context()) },
@@ -52,6 +52,7 @@ type demo struct {
 	agents  map[string]*demoAgent
 	client  *client
 	stops   []func() error // undo the steps of preparing, last first
+	calls   chan demoCall  // of a human
 	settled time.Time      // when the router believes that somebody is absent
 }
 
@@ -160,7 +161,10 @@ func (d *demo) startFleet(ctx context.Context) (url string, err error) {
 	}
 	d.stops = append(d.stops, func() error { b.Close(); return nil }) //nolint:contextcheck // it bounds itself
 	own := &app{process: d.app.process, conf: defaultConfig(d.app.getenv), now: time.Now}
-	own.conf.HTTP, own.conf.MaxStore, own.conf.Grace = "off", 64<<20, span(5*time.Second)
+	own.conf.HTTP, own.conf.MaxStore, own.conf.Grace = "127.0.0.1:0", 64<<20, span(5*time.Second)
+	if err := d.callsHere(ctx, own.conf); err != nil {
+		return "", err
+	}
 	life, end := context.WithCancel(context.WithoutCancel(ctx)) // the fleet outlives the story
 	ready, done := make(chan struct{}), make(chan error, 1)
 	go func() { done <- own.fleet(life, b, server.Room(), log, func(string) { close(ready) }) }() // ends with life

@@ -139,6 +139,9 @@ func (a *app) demoAgent() *cobra.Command {
 // demoTakes says in a brief how long the work is to take.
 var demoTakes = regexp.MustCompile(`\(takes ([0-9a-z]+)\)`)
 
+// demoFails says in a brief how many attempts are to fail.
+var demoFails = regexp.MustCompile(`\(fails ([1-9]) times\)`)
+
 // pidFile is where a process of the demo says that it works on a task.
 func pidFile(tmp, task string, attempt int) string {
 	return filepath.Join(tmp, fmt.Sprintf("%s.%d.pid", task, attempt))
@@ -170,6 +173,9 @@ func (a *app) demoWork() *cobra.Command {
 			}
 			if err := os.Rename(path+"~", path); err != nil {
 				return failed("say that it works: %w", err)
+			}
+			if m := demoFails.FindSubmatch(brief); m != nil && attempt <= int(m[1][0]-'0') {
+				return failed("port 80 is taken")
 			}
 			a.notice("process %d is at it", os.Getpid())
 			if err := toil(cmd.Context(), takes); err != nil {

@@ -32,6 +32,7 @@ func (d *demo) play(ctx context.Context) error {
 		{"What nobody can do is blocked at once", d.blocked},
 		{"An agent is killed in mid-task", d.kills},
 		{"A cancel reaches the process that works", d.cancels},
+		{"A human is called, and answers", d.asks},
 		{"Every task has one outcome", d.concludes},
 	} {
 		d.breathe(ctx)
@@ -263,7 +264,7 @@ func (d *demo) cancels(ctx context.Context) error {
 	return d.check(v.State == fleet.StateCanceled, "the task is canceled and its slot at %s is free; all of it took %s", v.AgentID, roughly(took))
 }
 
-// concludes: act 7.
+// concludes: act 8.
 func (d *demo) concludes(ctx context.Context) error {
 	if err := d.parley(ctx, exitOK, "task", "ls"); err != nil {
 		return err
@@ -271,6 +272,7 @@ func (d *demo) concludes(ctx context.Context) error {
 	want := map[subjects.TaskID]fleet.State{
 		"review": fleet.StateDone, "greet": fleet.StateDone, "flight": fleet.StateBlocked,
 		"migrate": fleet.StateDone, "reindex": fleet.StateCanceled,
+		"deploy": fleet.StateDone,
 	}
 	records := 0
 	for id, state := range want {

@@ -18,8 +18,8 @@ import (
 	"parley/workers/gateway"
 )
 
-// gateway makes the gateway as the settings say.
-func (a *app) gateway(b *bus.Bus, log *slog.Logger) (workers.Worker, error) {
+// gateway makes the gateway as the settings say; its pages go to h.
+func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
 	c := a.conf
 	tokens, err := readTokens(c.A2ATokens)
 	if err != nil {
@@ -43,7 +43,10 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger) (workers.Worker, error) {
 	if err != nil {
 		return workers.Worker{}, err
 	}
-	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready, Pages: w.Handlers()}, nil
+	for pattern, page := range w.Handlers() {
+		h.serve(pattern, page)
+	}
+	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready}, nil
 }
 
 // localOnly reports whether an address is reached from this machine alone.

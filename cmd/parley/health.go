@@ -27,7 +27,8 @@ type healthChecks struct {
 type health struct {
 	listener net.Listener
 	checks   healthChecks
-	secure   bool // TLS
+	pages    map[string]http.Handler // what else is served, by pattern
+	secure   bool                    // TLS
 }
 
 // listenHealth takes the address at once, so that a taken port is an error
@@ -46,7 +47,7 @@ func (a *app) listenHealth(address string, checks healthChecks) (*health, error)
 	if err != nil {
 		return nil, usage("--http %q: %w", address, err).next("give an address such as 127.0.0.1:7411, or off")
 	}
-	h := &health{listener: l, checks: checks}
+	h := &health{listener: l, checks: checks, pages: make(map[string]http.Handler)}
 	if a.conf.HTTPCert == "" {
 		return h, nil
 	}
@@ -80,19 +81,31 @@ func (h *health) address() string {
 	return "http://" + h.listener.Addr().String()
 }
 
+// serve adds pages; call it before Run. Without an address nothing is served.
+func (h *health) serve(pattern string, pages http.Handler) {
+	if h != nil {
+		h.pages[pattern] = pages
+	}
+}
+
+// close frees the address, if Run did not.
+func (h *health) close() {
+	if h != nil {
+		_ = h.listener.Close() // Run may have closed it
+	}
+}
+
 // Run serves until ctx ends.
 func (h *health) Run(ctx context.Context) error {
 	mux := http.NewServeMux()
+	for pattern, pages := range h.pages {
+		mux.Handle(pattern, pages)
+	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, map[string]any{"status": "ok", "version": version})
 	})
 	mux.HandleFunc("GET /readyz", h.ready)
-	for _, worker := range h.checks.workers {
-		for pattern, page := range worker.Pages {
-			mux.Handle(pattern, page)
-		}
-	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, Protocols: new(http.Protocols)}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute, Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(h.secure)
 	server.Protocols.SetUnencryptedHTTP2(!h.secure) // gRPC

@@ -152,8 +152,8 @@ First steps, each in a terminal of its own:
 		}
 	}
 	add("run", a.upCommand(), a.serveCommand(), newDemoCommand(a))
-	add("use", a.taskCommand(), a.agentCommand(), a.webhookCommand(), a.dlqCommand())
-	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand())
+	add("use", a.taskCommand(), a.agentCommand(), a.escalationCommand(), a.webhookCommand(), a.dlqCommand())
+	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")
 	root.SetCompletionCommandGroupID("know")

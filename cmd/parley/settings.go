@@ -22,8 +22,10 @@ var (
 		"webhook-timeout", "webhook-check",
 		"http-cert", "http-key", "http-client-ca", "a2a-url", "a2a-name", "a2a-tokens", "a2a-issuer", "a2a-audience",
 		"a2a-open", "a2a-origins", "a2a-rate", "a2a-push-endpoint", "a2a-key",
+		"max-retries", "on-blocked", "escalate", "alert-repeat", "give-up-after", "alert-contacts", "alert-next", "ack-timeout",
+		"group-by", "group-wait", "group-interval", "change-log", "public-url", "link-key", "link-ttl", "heartbeat-to", "heartbeat-each",
 	}
-	secretFlags = []string{"password", "token", "webhook-url", "webhook-secret", "webhook-header"}
+	secretFlags = []string{"password", "token", "webhook-url", "webhook-secret", "webhook-header", "link-key"}
 	brokerFlags = []string{"host", "port", "data", "sync"}
 )
 

@@ -28,6 +28,7 @@ type terms struct {
 	labels                                   map[string]string
 	budget                                   int64
 	timeout                                  time.Duration
+	alertRepeat, giveUpAfter                 time.Duration
 	retries                                  int
 	cleanRepo                                bool
 }
@@ -50,6 +51,8 @@ func (t *terms) bind(fs *pflag.FlagSet) {
 	fs.IntVar(&t.retries, "max-retries", fleet.DefaultMaxRetries, "attempts with the same agent after the first")
 	fs.StringVar(&t.onBlocked, "on-blocked", "", "when nobody can do it: reroute, wait, fail or escalate")
 	fs.StringVar(&t.escalate, "escalate", "", "whether to wait for a human: auto, always or never")
+	fs.DurationVar(&t.alertRepeat, "alert-repeat", fleet.DefaultAlertRepeat, "people are called again after this")
+	fs.DurationVar(&t.giveUpAfter, "give-up-after", fleet.DefaultGiveUpAfter, "wait no longer for people")
 	fs.StringVar(&t.reply, "reply", "", "form of the reply: prose, structured or json")
 	fs.StringVar(&t.schema, "schema", "", "file with the JSON Schema that the output must match")
 	fs.StringVar(&t.session, "session", "", "session id")
@@ -97,6 +100,12 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 	}
 	if fs.Changed("timeout") {
 		d.Task.TimeoutSeconds = t.timeout.Seconds()
+	}
+	if fs.Changed("alert-repeat") {
+		d.Task.AlertRepeat = t.alertRepeat.Seconds()
+	}
+	if fs.Changed("give-up-after") {
+		d.Task.GiveUpAfter = t.giveUpAfter.Seconds()
 	}
 	if fs.Changed("max-retries") {
 		d.Task.MaxRetries = &t.retries

@@ -90,6 +90,13 @@ func (a *app) printTask(r reply[fleet.TaskView]) error {
 		g.fact("Not before", a.moment(*t.NotBefore))
 	}
 	g.fact("Brief", oneLine(t.Brief))
+	if t.Await == fleet.AwaitHuman {
+		g.fact("Waits for", "a human; parley escalation show "+string(t.TaskID))
+		g.fact("Gives up", a.moment(deref(t.GiveUpAt, t.Deadline)))
+	}
+	if h := t.Human; h != nil {
+		g.fact("Human", strings.TrimSpace(h.By+": "+h.Verb+" "+oneLine(string(h.AgentID)+" "+h.Text)))
+	}
 	if t.Question != nil {
 		g.fact("Question", t.Question.Text)
 		g.fact("", "parley task answer "+string(t.TaskID)+" TEXT")
@@ -109,6 +116,13 @@ func (a *app) printTask(r reply[fleet.TaskView]) error {
 		g.print()
 	}
 	return nil
+}
+
+func deref(t *time.Time, otherwise time.Time) time.Time {
+	if t == nil || t.After(otherwise) {
+		return otherwise
+	}
+	return *t
 }
 
 // level says what escalation answered to a failed attempt.

@@ -9,28 +9,42 @@ import (
 	"time"
 
 	"parley/bus"
-	"parley/subjects"
 	"parley/workers"
+	"parley/workers/escalation"
 	"parley/workers/registry"
 	"parley/workers/router"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
-func workerNames() []string { return []string{"registry", "router", "webhooks", "gateway"} }
+func workerNames() []string {
+	return []string{"registry", "router", "webhooks", "escalation", "gateway"}
+}
 
-// worker makes the worker called name.
-func (a *app) worker(name string, b *bus.Bus, log *slog.Logger) (workers.Worker, error) {
+// worker makes the worker called name; its pages, if it has any, go to h.
+func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
 	switch name {
 	case "router":
-		cfg := router.Config{Bus: b, MaxQueued: a.conf.MaxQueued, KeepEnded: a.conf.KeepEnded, Log: log}
-		for _, id := range a.conf.Operators {
-			cfg.Operators = append(cfg.Operators, subjects.AgentID(id))
+		c := a.conf
+		cfg := router.Config{
+			Bus: b, MaxQueued: c.MaxQueued, KeepEnded: c.KeepEnded, Log: log,
+			Operators: a.operators(), HumanContact: len(a.contacts()) > 0,
+			Policy: router.Policy{
+				MaxRetries: &c.MaxRetries, OnBlocked: c.OnBlocked, Escalate: c.Escalate,
+				AlertRepeat: time.Duration(c.AlertRepeat), GiveUpAfter: time.Duration(c.GiveUpAfter),
+			},
 		}
 		w, err := router.New(cfg)
 		if err != nil {
 			return workers.Worker{}, err
 		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "escalation":
+		w, err := a.newEscalation(b, log, h.address())
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		h.serve(escalation.LinkPath, w.Handler())
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "registry":
 		w, err := registry.New(registry.Config{Bus: b, Version: semver(), Log: log})
@@ -45,7 +59,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger) (workers.Worker,
 		}
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "gateway":
-		return a.gateway(b, log)
+		return a.gateway(b, log, h)
 	}
 	return workers.Worker{}, fmt.Errorf("there is no worker %q", name)
 }
@@ -60,26 +74,18 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err != nil {
 		return a.notProvisioned(err, room)
 	}
-	var all []workers.Worker
-	for _, name := range workerNames() { // in the order of starting, whatever the settings' is
-		if !has(a.conf.Workers, name) {
-			continue
-		}
-		w, makeErr := a.worker(name, b, log)
-		if makeErr != nil {
-			if _, ok := errors.AsType[*problem](makeErr); ok {
-				return makeErr
-			}
-			return failed("make the worker %s: %w", name, makeErr)
-		}
-		all = append(all, w)
+	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done()})
+	if err != nil {
+		return err
 	}
-	h, err := a.listenHealth(a.conf.HTTP, healthChecks{workers: all, connected: b.Connected, stopping: ctx.Done()})
+	defer h.close()
+	all, err := a.workers(b, log, h)
 	if err != nil {
 		return err
 	}
 	watched := all
 	if h != nil {
+		h.checks.workers = all
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
 	}
 	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
@@ -127,6 +133,25 @@ func roughSize(n int64) string {
 		return fmt.Sprintf("%d MiB", n>>20)
 	}
 	return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+}
+
+// workers makes the settings' workers, in the order of starting, whatever the
+// settings' is.
+func (a *app) workers(b *bus.Bus, log *slog.Logger, h *health) (all []workers.Worker, err error) {
+	for _, name := range workerNames() {
+		if !has(a.conf.Workers, name) {
+			continue
+		}
+		w, err := a.worker(name, b, log, h)
+		if err != nil {
+			if _, ok := errors.AsType[*problem](err); ok {
+				return nil, err
+			}
+			return nil, failed("make the worker %s: %w", name, err)
+		}
+		all = append(all, w)
+	}
+	return all, nil
 }
 
 // allReady waits until every worker serves; false when ctx ended first.

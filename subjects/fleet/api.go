@@ -77,6 +77,19 @@ type TaskMessage struct {
 	Metadata  json.RawMessage `json:"metadata,omitzero"`
 }
 
+// TaskResume answers a task that waits for a human: task resume. The reply is a
+// TaskView. It is safe to repeat with the same AnswerID.
+type TaskResume struct {
+	TaskID   subjects.TaskID  `json:"task_id"`
+	Seq      uint64           `json:"seq,omitzero"` // the record that is answered; absent: whatever waits
+	Verb     string           `json:"verb"`
+	AgentID  subjects.AgentID `json:"agent_id,omitempty"`  // reassign
+	Text     string           `json:"text,omitempty"`      // answer; cancel: why
+	Result   json.RawMessage  `json:"result,omitzero"`     // complete: a TASK_RESULT, done or partial
+	By       string           `json:"by,omitempty"`        // for whom the caller speaks; the escalation worker's alone
+	AnswerID string           `json:"answer_id,omitempty"` // one token
+}
+
 // TaskView is a task as its latest record tells it.
 type TaskView struct {
 	TaskID      subjects.TaskID     `json:"task_id"`
@@ -94,7 +107,11 @@ type TaskView struct {
 	Seq         uint64              `json:"seq"`
 	Reason      *Reason             `json:"reason,omitempty"`
 	NotBefore   *time.Time          `json:"not_before,omitempty"`
+	Await       string              `json:"await,omitempty"` // input_required: agent_question | human
 	Question    *Question           `json:"question,omitempty"`
+	AlertAt     *time.Time          `json:"alert_at,omitempty"`
+	GiveUpAt    *time.Time          `json:"give_up_at,omitempty"`
+	Human       *HumanAnswer        `json:"human,omitempty"` // the last one's decision
 	Attempts    []Attempt           `json:"attempts,omitempty"`
 	Brief       string              `json:"brief,omitempty"`  // task get: its first 200 characters
 	Result      *Result             `json:"result,omitempty"` // once terminal

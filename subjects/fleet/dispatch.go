@@ -87,6 +87,8 @@ func (t *Task) check(p *problems) {
 	t.checkAlternatives(p)
 	p.oneOf("/task/on_blocked", t.OnBlocked, OnBlockedReroute, OnBlockedWait, OnBlockedFail, OnBlockedEscalate)
 	p.oneOf("/task/escalate", t.Escalate, EscalateAuto, EscalateAlways, EscalateNever)
+	p.between("/task/alert_repeat", t.AlertRepeat, 0, maxTimeout)
+	p.between("/task/give_up_after", t.GiveUpAfter, 0, maxTimeout)
 	t.checkSchema(p)
 	p.sessionID("/task/session_id", t.SessionID)
 	if len(t.IdempotencyKey) > maxKey || !printable(t.IdempotencyKey, ' ') {

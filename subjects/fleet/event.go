@@ -47,6 +47,8 @@ const (
 	KindReroute  = "reroute"  // level 2: another agent
 	KindReturned = "returned" // the agent handed it back unfailed (drain)
 	KindHuman    = "human"    // level 3: waits for a human
+	KindResumed  = "resumed"  // a human answered; the task is queued again
+	KindSpent    = "spent"    // an attempt that had ended told late what it spent
 	KindOutcome  = "outcome"  // the one outcome; State says which
 )
 
@@ -79,6 +81,7 @@ type Data struct {
 	Question *Question       `json:"question,omitempty"`
 	Answer   *Answer         `json:"answer,omitempty"`
 	Message  *Message        `json:"message,omitempty"`
+	Human    *HumanAnswer    `json:"human,omitempty"` // resumed, outcome: what a human decided
 	Unknown  Unknown         `json:",unknown"`
 }
 
@@ -132,7 +135,37 @@ type Facts struct {
 	Question    *Question  `json:"question,omitempty"`          // the open question
 	Answer      *Answer    `json:"answer,omitempty"`            // the last answer, until the attempt ends
 	Messages    []Message  `json:"messages,omitempty"`          // every follow-up, oldest first
-	Unknown     Unknown    `json:",unknown"`
+
+	AskedSeq uint64       `json:"asked_seq,omitzero"`   // waits for a human: the record since which it does
+	AlertAt  *time.Time   `json:"alert_at,omitempty"`   // waits for a human: who is told again from then on
+	GiveUpAt *time.Time   `json:"give_up_at,omitempty"` // waits for a human: no longer than this
+	Human    *HumanAnswer `json:"human,omitempty"`      // what the last human decided, until the attempt that it began ends
+	Unknown  Unknown      `json:",unknown"`
+}
+
+// HumanAnswer is what a human decided about a task that waited for one.
+type HumanAnswer struct {
+	Verb     string           `json:"verb"`                // retry | reassign | answer | complete | cancel
+	By       string           `json:"by"`                  // who: an id, or "<contact> by link"
+	AgentID  subjects.AgentID `json:"agent_id,omitempty"`  // reassign: to whom
+	Text     string           `json:"text,omitempty"`      // for the next agent, or why
+	AnswerID string           `json:"answer_id,omitempty"` // the same in every repeat
+	Time     time.Time        `json:"time"`
+	Unknown  Unknown          `json:",unknown"`
+}
+
+// Verbs of HumanAnswer.
+const (
+	VerbRetry    = "retry"    // whoever may do it tries once more
+	VerbReassign = "reassign" // that agent, and no other
+	VerbAnswer   = "answer"   // as retry, and the next agent is told the text
+	VerbComplete = "complete" // the human did it: here is the result
+	VerbCancel   = "cancel"   // nobody needs it any more
+)
+
+// HumanVerbs lists what a human may decide.
+func HumanVerbs() []string {
+	return []string{VerbRetry, VerbReassign, VerbAnswer, VerbComplete, VerbCancel}
 }
 
 // Values of Facts.Await.
@@ -148,6 +181,8 @@ type Policy struct {
 	Alternatives []subjects.AgentID `json:"alternatives,omitempty"`
 	OnBlocked    string             `json:"on_blocked,omitempty"`
 	Escalate     string             `json:"escalate,omitempty"`
+	AlertRepeat  float64            `json:"alert_repeat,omitzero"`  // seconds
+	GiveUpAfter  float64            `json:"give_up_after,omitzero"` // seconds
 	Unknown      Unknown            `json:",unknown"`
 }
 
@@ -170,6 +205,7 @@ type Attempt struct {
 
 // Tried is what an agent is told of an earlier attempt.
 type Tried struct {
+	Attempt int              `json:"attempt,omitzero"`
 	AgentID subjects.AgentID `json:"agent_id"`
 	Code    subjects.Code    `json:"code"`
 	Message string           `json:"message,omitempty"`

@@ -69,6 +69,6 @@ func (e *Event) check(p *problems) {
 	if e.State == "" {
 		p.invalid("/state", "expected a state of a task, got nothing")
 	}
-	p.state("/state", e.State, false)
+	p.state(e.State, false)
 	p.attempt("/attempt", e.Attempt)
 }

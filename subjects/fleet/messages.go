@@ -138,8 +138,9 @@ type Dispatch struct {
 	Context json.RawMessage  `json:"context,omitzero"` // added, offers only: the session's context
 	Tried   []Tried          `json:"tried,omitempty"`  // added, offers only: what was tried before
 	// Messages are added, in offers only: the follow-ups so far.
-	Messages []Message `json:"messages,omitempty"`
-	Unknown  Unknown   `json:",unknown"`
+	Messages []Message    `json:"messages,omitempty"`
+	Human    *HumanAnswer `json:"human,omitempty"` // added, offers only: what a human said who was asked
+	Unknown  Unknown      `json:",unknown"`
 }
 
 // Task is the identity, the terms and the policy of a dispatch.
@@ -153,8 +154,10 @@ type Task struct {
 	MaxRetries     *int               `json:"max_retries,omitempty"`    // absent 3
 	Agent          subjects.AgentID   `json:"agent,omitempty"`          // pin
 	Alternatives   []subjects.AgentID `json:"alternatives,omitempty"`
-	OnBlocked      string             `json:"on_blocked,omitempty"` // reroute | wait | fail | escalate
-	Escalate       string             `json:"escalate,omitempty"`   // auto | always | never
+	OnBlocked      string             `json:"on_blocked,omitempty"`   // reroute | wait | fail | escalate
+	Escalate       string             `json:"escalate,omitempty"`     // auto | always | never
+	AlertRepeat    float64            `json:"alert_repeat,omitzero"`  // seconds; absent 1800
+	GiveUpAfter    float64            `json:"give_up_after,omitzero"` // seconds; absent 86400
 	ResultSchema   json.RawMessage    `json:"result_schema,omitzero"`
 	SessionID      subjects.SessionID `json:"session_id,omitempty"`
 	IdempotencyKey string             `json:"idempotency_key,omitempty"`
@@ -358,8 +361,12 @@ const (
 	DefaultDeadline   = 72 * time.Hour
 	MaxDeadline       = 30 * 24 * time.Hour
 	DefaultMaxRetries = 3
-	DefaultHeartbeat  = 10 * time.Second
-	DefaultTTL        = time.Hour
+	// DefaultAlertRepeat is how often humans are told again of what waits for
+	// them, DefaultGiveUpAfter how long it waits.
+	DefaultAlertRepeat = 30 * time.Minute
+	DefaultGiveUpAfter = 24 * time.Hour
+	DefaultHeartbeat   = 10 * time.Second
+	DefaultTTL         = time.Hour
 	// MissedHeartbeats is how many an instance may miss before its leases end.
 	MissedHeartbeats = 3
 )

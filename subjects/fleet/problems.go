@@ -189,13 +189,13 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-func (p *problems) state(pointer string, s State, terminal bool) {
+func (p *problems) state(s State, terminal bool) {
 	switch {
 	case s == "":
 	case terminal && !s.Terminal():
-		p.invalid(pointer, "expected done, partial, error, blocked, canceled or expired, got %q", clip(string(s)))
+		p.invalid("/state", "expected done, partial, error, blocked, canceled or expired, got %q", clip(string(s)))
 	case !s.Terminal() && s != StateQueued && s != StateWorking && s != StateInputRequired:
-		p.invalid(pointer, "expected queued, working, input_required, done, partial, error, blocked, canceled or expired, got %q", clip(string(s)))
+		p.invalid("/state", "expected queued, working, input_required, done, partial, error, blocked, canceled or expired, got %q", clip(string(s)))
 	}
 }
 

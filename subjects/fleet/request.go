@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"bytes"
+	stdjson "encoding/json"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 
@@ -96,8 +98,38 @@ func (r *TaskMessage) check(p *problems) {
 	}
 }
 
+func (r *TaskResume) check(p *problems) {
+	p.taskID("/task_id", r.TaskID, true)
+	p.human(r.Verb, r.AgentID, r.Text, r.Result)
+	p.token("/answer_id", "answer_id", r.AnswerID, false)
+	if len(r.By) > maxName {
+		p.invalid("/by", "expected at most %d bytes, got %d", maxName, len(r.By))
+	}
+}
+
+// maxHumanText bounds what a human writes, in bytes.
+const maxHumanText = 16 << 10
+
+// human checks what a human decided about a task or an alert.
+func (p *problems) human(verb string, agent subjects.AgentID, text string, result stdjson.RawMessage) {
+	if verb == "" {
+		p.invalid("/verb", "expected one of %s, got nothing", strings.Join(HumanVerbs(), ", "))
+	}
+	p.oneOf("/verb", verb, HumanVerbs()...)
+	p.agentID("/agent_id", agent, verb == VerbReassign)
+	if verb == VerbAnswer && strings.TrimSpace(text) == "" {
+		p.invalid("/text", "expected what the next agent is to know, got nothing")
+	}
+	if len(text) > maxHumanText {
+		p.invalid("/text", "expected at most %d bytes, got %d", maxHumanText, len(text))
+	}
+	if verb == VerbComplete && (len(result) == 0 || null(result)) {
+		p.invalid("/result", "expected a TASK_RESULT, got nothing")
+	}
+}
+
 func (r *TaskList) check(p *problems) {
-	p.state("/state", r.State, false)
+	p.state(r.State, false)
 	p.agentID("/agent_id", r.AgentID, false)
 	p.between("/limit", float64(r.Limit), 0, 1000)
 }

@@ -34,7 +34,7 @@ func (r *Result) check(p *problems) {
 	p.epoch("/epoch", r.Epoch)
 	p.agentID("/agent_id", r.AgentID, false)
 	p.instanceID("/instance_id", r.InstanceID)
-	p.state("/state", r.State, true)
+	p.state(r.State, true)
 	p.object("/artifacts", &r.Artifacts)
 	p.parts("/parts", r.Parts)
 	if r.Error != nil {

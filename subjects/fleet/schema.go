@@ -14,7 +14,7 @@ var schemaFiles embed.FS
 func Schemas() []string {
 	return []string{
 		"session-announce", "heartbeat", "task-dispatch", "task-result",
-		"handshake-ack", "task-progress", "control", "task-event",
+		"handshake-ack", "task-progress", "control", "task-event", "escalation",
 		"webhook-delivery", "webhook-state",
 	}
 }

@@ -51,6 +51,8 @@ var schemaOf = map[string]string{
 
 	fleet.TypeDelivery:      "webhook-delivery",
 	fleet.TypeDeliveryState: "webhook-state",
+
+	fleet.EscalationType: "escalation",
 }
 
 // untyped forgets the type of a decoder, but not whether it returned nil.

@@ -153,6 +153,7 @@ func (w *world) gateway(cfg gateway.Config) (address string, stop func()) {
 		mux.Handle(pattern, h)
 	}
 	s := httptest.NewUnstartedServer(mux)
+	s.Config.ReadTimeout = 500 * time.Millisecond // answers take longer
 	s.Config.Protocols = new(http.Protocols)
 	s.Config.Protocols.SetHTTP1(true)
 	s.Config.Protocols.SetUnencryptedHTTP2(true)

@@ -31,6 +31,7 @@ type dispatchTask struct {
 	MaxRetries     *int    `json:"max_retries,omitempty"`
 	Agent          string  `json:"agent,omitempty"`
 	IdempotencyKey string  `json:"idempotency_key,omitempty"`
+	Escalate       string  `json:"escalate,omitempty"`
 }
 
 type dispatchRequirements struct {

@@ -152,6 +152,7 @@ func (c *checker) walk(task string, list []record) {
 		retries int
 		writes  = map[string]bool{}
 		failed  []pastAttempt
+		decided bool // a human said who does it: also one who failed
 	)
 	for i := range list {
 		r := &list[i]
@@ -182,7 +183,11 @@ func (c *checker) walk(task string, list []record) {
 			}
 			h := r.holder()
 			holder, held[r.Attempt] = &h, h
-			c.begins(task, r, failed)
+			if decided {
+				c.begins(task, r, nil)
+			} else {
+				c.begins(task, r, failed)
+			}
 		case r.held():
 			if holder == nil || *holder != r.holder() || r.Attempt != attempt {
 				c.fault(task, "seq %d (%s) names the holder %s of attempt %d; it is %v of attempt %d", r.Seq, r.Kind, r.holder(), r.Attempt, holder, attempt)
@@ -207,6 +212,7 @@ func (c *checker) walk(task string, list []record) {
 			}
 		}
 		failed = c.past(task, r, failed)
+		decided = r.Kind == "resumed" || decided && (r.Kind == "returned" || r.Kind == "spent")
 	}
 	if !ended && len(list) > 0 {
 		c.fault(task, "has no outcome")

@@ -76,6 +76,10 @@ var scenarios = []scenario{
 	},
 	{name: "deadline", want: "expired", act: expires, points: []string{"before_store_outcome", "after_store_outcome"}},
 	{name: "cancel", want: "canceled", act: cancels, points: []string{"before_store_outcome", "after_store_outcome"}},
+	{
+		name: "human", want: "done", act: asksHuman,
+		points: []string{"before_store_human", "after_store_human", "before_store_resumed", "after_store_resumed"},
+	},
 	{name: "lost", want: "done", act: loses, points: []string{"before_store_reroute", "after_store_reroute"}},
 	{
 		name: "hopeless", want: "blocked", act: sends(dispatch{
@@ -98,10 +102,10 @@ var scenarios = []scenario{
 	{name: "raw and wrong", want: "error", act: drops(`{"task": nonsense}`), points: []string{"before_store_outcome", "after_store_outcome"}},
 }
 
-// unreachable are points that no scenario can pass yet, and why.
+// unreachable are points that no scenario passes, and why.
 var unreachable = map[string]string{
-	"before_store_human": "no human contact can be configured yet: level 3 ends the task",
-	"after_store_human":  "no human contact can be configured yet: level 3 ends the task",
+	"before_store_spent": "what an attempt spent that had ended is told again until it is answered, and counted once: TestSpentLate",
+	"after_store_spent":  "see before_store_spent",
 }
 
 // TestCrashPoints kills a router between every two steps of a task's life, by
@@ -115,7 +119,7 @@ func TestCrashPoints(t *testing.T) {
 			swept[name] = true
 		}
 	}
-	for _, p := range webhookPoints { // TestWebhookCrash
+	for _, p := range slices.Concat(webhookPoints, escalationPoints) { // TestWebhookCrash, TestEscalation
 		name, _, _ := strings.Cut(p, ":")
 		swept[name] = true
 	}

@@ -33,13 +33,20 @@ func preamble(b *strings.Builder, d *fleet.Dispatch) {
 	if len(d.Tried) > 0 {
 		b.WriteString("# What was tried before\n\n")
 		for _, t := range d.Tried {
-			fmt.Fprintf(b, "- %s: %s", t.AgentID, t.Code)
+			b.WriteString("- ")
+			if t.Attempt > 0 {
+				fmt.Fprintf(b, "attempt %d, ", t.Attempt)
+			}
+			fmt.Fprintf(b, "%s: %s", t.AgentID, t.Code)
 			if t.Message != "" {
 				fmt.Fprintf(b, ": %s", strings.Join(strings.Fields(t.Message), " "))
 			}
 			b.WriteByte('\n')
 		}
 		b.WriteByte('\n')
+	}
+	if d.Human != nil && d.Human.Text != "" {
+		fmt.Fprintf(b, "# What a human says about it\n\n%s\n\n", d.Human.Text)
 	}
 	if len(d.Context) > 0 {
 		fmt.Fprintf(b, "# Context (JSON)\n\n%s\n\n", d.Context)

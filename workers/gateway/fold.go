@@ -82,7 +82,7 @@ func (p *picture) add(ev *fleet.Event) []frame {
 	switch ev.Kind {
 	case fleet.KindQueued:
 		out = append(out, &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_Task{Task: p.snapshot()}})
-	case fleet.KindArtifact:
+	case fleet.KindArtifact, fleet.KindSpent:
 	default:
 		out = append(out, &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_StatusUpdate{StatusUpdate: &a2apb.TaskStatusUpdateEvent{
 			TaskId: p.task.Id, ContextId: p.task.ContextId,
@@ -149,7 +149,7 @@ func (p *picture) message(role a2apb.Role, id string, parts []*a2apb.Part) *a2ap
 // once somebody has answered, or something else has happened.
 func (p *picture) status(ev *fleet.Event) {
 	before := p.task.GetStatus().GetMessage()
-	if p.task.Status != nil && (ev.Kind == fleet.KindArtifact || ev.Kind == fleet.KindMessage) {
+	if p.task.Status != nil && (ev.Kind == fleet.KindArtifact || ev.Kind == fleet.KindMessage || ev.Kind == fleet.KindSpent) {
 		p.task.Status.Timestamp = stamp(ev.Time)
 		return
 	}

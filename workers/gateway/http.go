@@ -53,6 +53,7 @@ func (w *Worker) Handlers() map[string]http.Handler {
 				http.Error(rw, "this host name is not served here", http.StatusMisdirectedRequest)
 				return
 			}
+			patient(rw)
 			w.rpc.ServeHTTP(rw, r)
 		}),
 	}
@@ -112,12 +113,19 @@ func (w *Worker) baseOf(r *http.Request) base {
 	return base{url: scheme + "://" + r.Host, host: r.Host}
 }
 
-// admitHTTP admits an HTTP request.
+// patient lets an answer take as long as it takes: the server's time-out for
+// reading a request would end it.
+func patient(rw http.ResponseWriter) {
+	_ = http.NewResponseController(rw).SetReadDeadline(time.Time{}) // what cannot do that has no such time-out
+}
+
+// admitHTTP admits an HTTP request that has been read.
 func (w *Worker) admitHTTP(rw http.ResponseWriter, r *http.Request) (*call, error) {
 	c, err := w.admit(r.Context(), r.Header, peerOf(r), queryVersion(r))
 	if err != nil {
 		return nil, err
 	}
+	patient(rw)
 	c.base = w.baseOf(r)
 	c.activated = func(uris []string) { rw.Header()[headerExtensions] = []string{strings.Join(uris, ",")} }
 	c.activate(c.active)

@@ -34,6 +34,7 @@ func (w *Worker) service() bus.Service {
 		{"task", "cancel", "end a task", w.apiCancel},
 		{"task", "answer", "answer the open question of a task", w.apiAnswer},
 		{"task", "message", "add a follow-up to a task that is under way", w.apiMessage},
+		{"task", "resume", "answer a task that waits for a human", w.apiResume},
 		{"task", "explain", "why each agent was or was not chosen", w.apiExplain},
 		{"agent", "drain", "offer an agent nothing more", w.apiDrain(true)},
 		{"agent", "resume", "offer an agent tasks again", w.apiDrain(false)},
@@ -104,6 +105,7 @@ func (w *Worker) show(ctx context.Context, v *view, brief bool) fleet.TaskView {
 		Created: e.Facts.Created, Updated: e.Time, Deadline: e.Facts.Deadline,
 		TokensSpent: e.Facts.TokensSpent, TokenBudget: e.Facts.TokenBudget, Seq: e.Seq,
 		Reason: e.Reason, NotBefore: e.Facts.NotBefore, Question: e.Facts.Question, Attempts: e.Facts.Attempts,
+		Await: e.Facts.Await, AlertAt: e.Facts.AlertAt, GiveUpAt: e.Facts.GiveUpAt, Human: e.Facts.Human,
 	}
 	if e.State.Terminal() {
 		result := e.Data.Result

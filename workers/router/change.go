@@ -131,7 +131,7 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 	seq, err := w.records.Write(ctx, bus.Record{
 		Subject: subjects.Task(n.TaskID), Expected: cur.lastSeq, WriteID: n.WriteID,
 		Data: data, TTL: ttl(n),
-		Header: bus.Header{subjects.HeaderKind: {n.Kind}},
+		Header: recordHeader(cur.ev, n),
 	})
 	if err == nil {
 		crash.Point("after_store_" + n.Kind)
@@ -155,6 +155,15 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 		w.announceOutcome(n)
 	}
 	return nil
+}
+
+// recordHeader is what readers learn of a record without its body.
+func recordHeader(cur, n *fleet.Event) bus.Header {
+	h := bus.Header{subjects.HeaderKind: {n.Kind}}
+	if level := escalated(cur, n); level != "" {
+		h[subjects.HeaderLevel] = []string{level}
+	}
+	return h
 }
 
 // announceOutcome lets whoever listens hear the outcome; the kept one is the

@@ -28,7 +28,7 @@ func testRecord(tb testing.TB, id, more string, now time.Time) *fleet.Event {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	ev, err := queued(d, "boss", fleet.MustEncode(d), "hash", now)
+	ev, err := queued(d, "boss", fleet.MustEncode(d), "hash", settings{}, now)
 	if err != nil {
 		tb.Fatal(err)
 	}

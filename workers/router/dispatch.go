@@ -77,7 +77,7 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 		return nil, false, err
 	}
 	d.From, d.Attempt, d.Tried, d.Messages, d.Context = "", 0, nil, nil, nil
-	if n, err = queued(d, from, nil, hash, now); err != nil {
+	if n, err = queued(d, from, nil, hash, w.core.set, now); err != nil {
 		// An earlier copy may have been accepted while its deadline was ahead.
 		if was, ok := w.existing(ctx, d.Task.TaskID, from, hash); ok {
 			return was, true, nil

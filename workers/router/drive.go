@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"time"
@@ -49,6 +50,9 @@ func (c *core) feedAll(agent subjects.AgentID, now time.Time) {
 
 // cool lets an agent rest, and wakes it when it has.
 func (c *core) cool(agent subjects.AgentID, until time.Time) {
+	if a := c.fleet.agent(agent); !until.IsZero() && until.Before(a.coolUntil) {
+		return // it asked for a longer rest already
+	}
 	c.fleet.Cool(agent, until)
 	if !until.IsZero() {
 		c.warmAt[agent] = until
@@ -77,8 +81,30 @@ func (c *core) warm(now time.Time) {
 // coolDown tells every router that agent is to rest.
 func (w *Worker) coolDown(ctx context.Context, agent subjects.AgentID, until time.Time, code subjects.Code) {
 	w.with(func(c *core, _ time.Time) { c.cool(agent, until) })
-	if _, err := w.drive.Put(ctx, fleet.CoolKey(agent), fleet.MustEncode(fleet.AgentCooling{Until: until, Code: code})); err != nil {
+	if err := w.keepCool(ctx, agent, fleet.AgentCooling{Until: until, Code: code}); err != nil {
 		w.log.Warn("write an agent's cool-down", slog.String("agent_id", string(agent)), slog.Any("error", err))
+	}
+}
+
+// keepCool stores a cool-down unless there is one that lasts longer.
+func (w *Worker) keepCool(ctx context.Context, agent subjects.AgentID, cool fleet.AgentCooling) error {
+	key, value := fleet.CoolKey(agent), fleet.MustEncode(cool)
+	for {
+		e, err := w.drive.Get(ctx, key)
+		switch {
+		case errors.Is(err, bus.ErrNotFound):
+			_, err = w.drive.Create(ctx, key, value, 0)
+		case err != nil:
+			return err
+		default:
+			if was, derr := fleet.DecodeRequest[fleet.AgentCooling](e.Value); derr == nil && was.Until.After(cool.Until) {
+				return nil
+			}
+			_, err = w.drive.Update(ctx, key, value, e.Revision)
+		}
+		if !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists) {
+			return err
+		}
 	}
 }
 

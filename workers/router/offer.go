@@ -54,11 +54,14 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 // front; the rest is passed on as it came.
 func offerPayload(ev *fleet.Event, dispatch json.RawMessage) []byte {
 	head := struct {
-		From     subjects.AgentID `json:"from"`
-		Attempt  int              `json:"attempt"`
-		Tried    []fleet.Tried    `json:"tried,omitempty"`
-		Messages []fleet.Message  `json:"messages,omitempty"`
-	}{From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev), Messages: ev.Facts.Messages}
+		From    subjects.AgentID `json:"from"`
+		Attempt int              `json:"attempt"`
+		Tried   []fleet.Tried    `json:"tried,omitempty"`
+
+		Messages []fleet.Message `json:"messages,omitempty"`
+
+		Human *fleet.HumanAnswer `json:"human,omitempty"`
+	}{From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev), Messages: ev.Facts.Messages, Human: ev.Facts.Human}
 	b := fleet.MustEncode(head)
 	b[len(b)-1] = ','
 	return append(b, dispatch[1:]...)
@@ -68,7 +71,7 @@ func offerPayload(ev *fleet.Event, dispatch json.RawMessage) []byte {
 func tried(ev *fleet.Event) []fleet.Tried {
 	var out []fleet.Tried
 	for _, a := range ev.Facts.Attempts {
-		out = append(out, fleet.Tried{AgentID: a.AgentID, Code: a.Code, Message: clip(a.Message, 500)})
+		out = append(out, fleet.Tried{Attempt: a.Attempt, AgentID: a.AgentID, Code: a.Code, Message: clip(a.Message, 500)})
 	}
 	return out
 }
@@ -165,6 +168,8 @@ func (w *Worker) timeOut(ctx context.Context, t timedOut) {
 		switch ends := v.ev.Facts.AttemptEnds; {
 		case !v.ev.Facts.Deadline.After(now):
 			return expired(v.ev, now)
+		case waitsForHuman(v.ev):
+			return unanswered(v.ev, w.core.set, now)
 		case ends != nil && !ends.After(now) && held(v.ev):
 			return w.fail(ctx, v, failure{
 				code: subjects.CodeAgentTimeout, retryable: true,

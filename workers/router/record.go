@@ -18,21 +18,18 @@ import (
 // settings are what the fleet as a whole says about failures.
 type settings struct {
 	backoff escalation.Backoff
-	human   bool // a human contact is configured
+	human   bool         // a human contact is configured
+	policy  fleet.Policy // for what a dispatch leaves out
 }
 
 // queued is record 1 of a dispatch that is valid and accepted at now. payload
 // is the dispatch as it is stored and offered.
-func queued(d *fleet.Dispatch, from subjects.AgentID, payload json.RawMessage, hash string, now time.Time) (*fleet.Event, error) {
+func queued(d *fleet.Dispatch, from subjects.AgentID, payload json.RawMessage, hash string, set settings, now time.Time) (*fleet.Event, error) {
 	deadline, err := d.DeadlineAt(now)
 	if err != nil {
 		return nil, err
 	}
 	t := &d.Task
-	retries := fleet.DefaultMaxRetries
-	if t.MaxRetries != nil {
-		retries = *t.MaxRetries
-	}
 	timeout := t.TimeoutSeconds
 	if timeout == 0 {
 		timeout = fleet.DefaultTimeout.Seconds()
@@ -48,11 +45,8 @@ func queued(d *fleet.Dispatch, from subjects.AgentID, payload json.RawMessage, h
 		Facts: fleet.Facts{
 			From: from, Created: now, Deadline: deadline, Priority: priority,
 			Requirements: d.Requirements,
-			Policy: fleet.Policy{
-				MaxRetries: retries, Agent: t.Agent, Alternatives: t.Alternatives,
-				OnBlocked: t.OnBlocked, Escalate: t.Escalate,
-			},
-			Timeout: timeout, TokenBudget: t.TokenBudget, ReplySchema: t.ReplySchema,
+			Policy:       policyOf(t, set.policy),
+			Timeout:      timeout, TokenBudget: t.TokenBudget, ReplySchema: t.ReplySchema,
 			HasSchema: len(t.ResultSchema) > 0 && string(t.ResultSchema) != "null",
 			SessionID: t.SessionID, RunID: t.RunID, PayloadHash: hash, ContextID: contextOf(d),
 		},
@@ -115,6 +109,7 @@ func working(e *fleet.Event, h holder, now time.Time) *fleet.Event {
 	n.AgentID, n.InstanceID, n.Epoch = h.agent, h.instance, h.epoch
 	n.Facts.NotBefore = nil
 	n.Facts.Answer = nil
+	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
 	ends := now.Add(time.Duration(e.Facts.Timeout * float64(time.Second)))
 	n.Facts.AttemptEnds = &ends
 	return n
@@ -147,7 +142,7 @@ func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Even
 	})
 	s := ladder(&n, set)
 	s.Gone, s.RetryAfter = f.gone, f.retryAfter
-	return climb(&n, s, set, f.result, now)
+	return climb(&n, s, f.result, now)
 }
 
 // nobody asks the ladder what becomes of a queued task that no agent kept could
@@ -156,7 +151,7 @@ func nobody(e *fleet.Event, why []fleet.Reason, set settings, now time.Time) (*f
 	n := *e
 	s := ladder(&n, set)
 	s.Nobody = why
-	r, a := climb(&n, s, set, nil, now)
+	r, a := climb(&n, s, nil, now)
 	if _, ok := a.(escalation.Wait); ok {
 		return nil, a
 	}
@@ -172,12 +167,12 @@ func forsaken(e *fleet.Event, set settings, now time.Time) (*fleet.Event, escala
 	switch {
 	case k > 0 && s.Attempts[k-1].Level == 1:
 		s.Gone = true // it was to try again
-	case k > 0 && s.Policy.Agent == "":
+	case s.Decided, k > 0 && s.Policy.Agent == "":
 		s.Nobody = []fleet.Reason{{Code: subjects.CodeAgentLost, Message: "it is gone"}}
 	default:
 		return nil, nil
 	}
-	return climb(&n, s, set, nil, now)
+	return climb(&n, s, nil, now)
 }
 
 func ladder(e *fleet.Event, set settings) escalation.State {
@@ -186,16 +181,13 @@ func ladder(e *fleet.Event, set settings) escalation.State {
 	return escalation.State{
 		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: e.Facts.Deadline,
 		TokenBudget: e.Facts.TokenBudget, TokensSpent: e.Facts.TokensSpent,
-		HumanContact: set.human, Seed: h.Sum64(), Backoff: set.backoff,
+		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
 	}
 }
 
 // climb turns the ladder's answer into the next record of e.
-func climb(e *fleet.Event, s escalation.State, set settings, result json.RawMessage, now time.Time) (*fleet.Event, escalation.Action) {
+func climb(e *fleet.Event, s escalation.State, result json.RawMessage, now time.Time) (*fleet.Event, escalation.Action) {
 	s, action := escalation.Next(s, now)
-	if ask, ok := action.(escalation.AskHuman); ok && !set.human {
-		action = ask.End() // nobody is there to answer
-	}
 	e.Facts.Attempts = s.Attempts
 	var reason *fleet.Reason
 	if k := len(s.Attempts); k > 0 {
@@ -205,6 +197,9 @@ func climb(e *fleet.Event, s escalation.State, set settings, result json.RawMess
 		n := next(e, kind, fleet.StateQueued, now)
 		letGo(n)
 		n.Reason, n.Data.Result = reason, result
+		if kind != fleet.KindReturned {
+			n.Facts.Human = nil // what it decided has been tried
+		}
 		return n
 	}
 	switch a := action.(type) {
@@ -221,8 +216,7 @@ func climb(e *fleet.Event, s escalation.State, set settings, result json.RawMess
 		return back(fleet.KindReturned), action
 	case escalation.AskHuman:
 		n := next(e, fleet.KindHuman, fleet.StateInputRequired, now)
-		letGo(n)
-		n.Facts.Await = fleet.AwaitHuman
+		awaitHuman(n)
 		n.Reason, n.Data.Result = &fleet.Reason{Code: a.Code, Message: a.Message}, result
 		return n, action
 	case escalation.GiveUp:
@@ -239,6 +233,7 @@ func letGo(n *fleet.Event) {
 	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
 	n.Facts.ClockLeft, n.Facts.Await = 0, ""
 	n.Facts.Question, n.Facts.Answer = nil, nil
+	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
 }
 
 // done is the outcome of a task whose result counts.
@@ -285,6 +280,7 @@ func outcome(e *fleet.Event, state fleet.State, now time.Time) *fleet.Event {
 	n := next(e, fleet.KindOutcome, state, now)
 	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
 	n.Facts.ClockLeft, n.Facts.Await = 0, ""
+	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
 	n.Facts.Question = nil // the answer stays: whoever gave it may ask again whether it was taken
 	return n
 }
@@ -413,7 +409,7 @@ func stand(e *fleet.Event, c claim) standing {
 		return counts
 	case c.attempt > e.Attempt, c.attempt == 0 && e.State == fleet.StateQueued && !past(e, c):
 		return behind
-	case e.State == fleet.StateQueued && past(e, c):
+	case !held(e) && past(e, c):
 		return countsOld
 	}
 	return late
@@ -430,17 +426,14 @@ func past(e *fleet.Event, c claim) bool {
 
 // need is who may do the task from here on: the key of its class.
 func need(e *fleet.Event) Need {
-	return Need{
-		Requirements: e.Facts.Requirements,
-		Only:         escalation.Only(e.Facts.Policy, e.Facts.Attempts),
-		Exclude:      escalation.Excluded(e.Facts.Attempts),
-	}
+	only, exclude := escalation.May(e.Facts.Policy, e.Facts.Attempts, e.Facts.Human)
+	return Need{Requirements: e.Facts.Requirements, Only: only, Exclude: exclude}
 }
 
 // dueAt is when something must be done about e, whatever else happens.
 func dueAt(e *fleet.Event) time.Time {
 	due := e.Facts.Deadline
-	for _, t := range []*time.Time{e.Facts.AttemptEnds, e.Facts.NotBefore} {
+	for _, t := range []*time.Time{e.Facts.AttemptEnds, e.Facts.NotBefore, e.Facts.GiveUpAt} {
 		if t != nil && t.Before(due) {
 			due = *t
 		}

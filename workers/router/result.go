@@ -175,13 +175,17 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 		case behind:
 			return nil, errBehind
 		case late:
+			if n := spentLate(v.ev, c, r.TokensSpent, now); n != nil {
+				refusal = lateResult(v.ev, c)
+				return n, nil
+			}
 			return nil, lateResult(v.ev, c)
 		case countsOld:
 			if !ok && c.attempt == 0 && w.offering(task) != nil {
 				return nil, errBehind // it may speak of the attempt that is being offered
 			}
-			if !ok {
-				return nil, nil // that attempt has failed already
+			if !ok { // that attempt has failed already
+				return spentLate(v.ev, c, r.TokensSpent, now), nil
 			}
 			past := v.ev.Facts.Attempts[len(v.ev.Facts.Attempts)-1]
 			e := *v.ev

@@ -36,6 +36,13 @@ type Config struct {
 	Commit bus.CommitMode
 	// Backoff is the pace of retries; zero fields take escalation's defaults.
 	Backoff escalation.Backoff
+	// HumanContact says that somebody is told of what waits for a human.
+	HumanContact bool
+	// Policy is what holds where a dispatch leaves it out; zero fields take the
+	// fleet's defaults.
+	Policy Policy
+	// Deputy may answer for humans, naming them. Absent: escalation.
+	Deputy subjects.AgentID
 	// Log is where the router logs; absent: nowhere.
 	Log *slog.Logger
 }
@@ -46,6 +53,9 @@ func (c Config) withDefaults() Config {
 	}
 	if len(c.Operators) == 0 {
 		c.Operators = []subjects.AgentID{"operator"}
+	}
+	if c.Deputy == "" {
+		c.Deputy = "escalation"
 	}
 	if c.MaxQueued == 0 {
 		c.MaxQueued = 1_000_000
@@ -126,7 +136,7 @@ func New(cfg Config) (*Worker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	set := settings{backoff: cfg.Backoff}
+	set := settings{backoff: cfg.Backoff, human: cfg.HumanContact, policy: cfg.Policy.terms()}
 	return &Worker{
 		cfg: cfg, bus: cfg.Bus,
 		log:     cfg.Log.With(slog.String("component", "router"), slog.String("router_id", string(cfg.ID))),

@@ -1,0 +1,176 @@
+package fleet
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+
+	"parley/subjects"
+)
+
+// States of an alert.
+const (
+	AlertTriggered    = "triggered"    // humans are called
+	AlertAcknowledged = "acknowledged" // somebody sees to it
+	AlertResolved     = "resolved"     // nothing of it waits any more
+)
+
+// Alert is what humans are told of: tasks that wait for one cause.
+type Alert struct {
+	AlertID string            `json:"alert_id"`
+	Number  uint64            `json:"number"` // from 1, of the alerts of this group
+	Group   map[string]string `json:"group"`  // what its tasks have in common
+	State   string            `json:"state"`
+	Since   time.Time         `json:"since"`
+	Round   time.Time         `json:"round"`             // when the chain of contacts was begun last
+	Next    int               `json:"next"`              // the contact to be called next
+	NextAt  *time.Time        `json:"next_at,omitempty"` // when
+	Calls   int               `json:"calls"`
+	LastAt  *time.Time        `json:"last_at,omitempty"`
+	Told    int               `json:"told"`           // how many tasks the last call named
+	Held    string            `json:"held,omitempty"` // why nobody is called now
+
+	AckBy    string       `json:"ack_by,omitempty"`
+	AckUntil *time.Time   `json:"ack_until,omitempty"`
+	Answer   *AlertAnswer `json:"answer,omitempty"`
+	Resolved *time.Time   `json:"resolved,omitempty"`
+
+	// In replies only.
+	Count   int         `json:"count,omitzero"`
+	Tasks   []AlertTask `json:"tasks,omitempty"`  // oldest first
+	Omitted int         `json:"omitted,omitzero"` // how many more there are
+	Unknown Unknown     `json:",unknown"`
+}
+
+// AlertAnswer is what a human decided about all tasks of an alert.
+type AlertAnswer struct {
+	HumanAnswer
+	Result json.RawMessage `json:"result,omitzero"`
+}
+
+// AlertTask is a task that waits for a human.
+type AlertTask struct {
+	TaskID      subjects.TaskID    `json:"task_id"`
+	Seq         uint64             `json:"seq"` // of the record that waits
+	From        subjects.AgentID   `json:"from"`
+	Since       time.Time          `json:"since"`
+	Code        subjects.Code      `json:"code"`
+	Message     string             `json:"message,omitempty"`
+	AgentID     subjects.AgentID   `json:"agent_id,omitempty"` // the last one tried
+	SessionID   subjects.SessionID `json:"session_id,omitempty"`
+	RunID       subjects.RunID     `json:"run_id,omitempty"`
+	Brief       string             `json:"brief,omitempty"` // its beginning
+	Tried       []Tried            `json:"tried,omitempty"`
+	TokensSpent int64              `json:"tokens_spent,omitzero"`
+	TokenBudget int64              `json:"token_budget,omitzero"`
+	AlertRepeat float64            `json:"alert_repeat"` // seconds
+	GiveUpAt    time.Time          `json:"give_up_at"`
+	Unknown     Unknown            `json:",unknown"`
+}
+
+// Silence keeps quiet about alerts whose group matches.
+type Silence struct {
+	SilenceID string            `json:"silence_id,omitempty"` // given by the fleet; with Until in the past it ends that one
+	Match     map[string]string `json:"match"`                // all must be equal
+	By        subjects.AgentID  `json:"by,omitempty"`
+	Reason    string            `json:"reason,omitempty"`
+	Until     time.Time         `json:"until"`
+	Unknown   Unknown           `json:",unknown"`
+}
+
+// EscalationList asks for alerts.
+type EscalationList struct {
+	All bool `json:"all,omitzero"` // resolved ones as well
+}
+
+// EscalationListReply lists alerts, oldest first, and silences.
+type EscalationListReply struct {
+	Alerts   []Alert   `json:"alerts"`
+	Silences []Silence `json:"silences,omitempty"`
+}
+
+// EscalationRef names an alert, or a task of one.
+type EscalationRef struct {
+	ID string `json:"id"`
+}
+
+// EscalationAnswer decides about an alert, or about one task of it; the verb is
+// in the subject.
+type EscalationAnswer struct {
+	ID      string           `json:"id"`
+	AgentID subjects.AgentID `json:"agent_id,omitempty"`
+	Text    string           `json:"text,omitempty"`
+	Result  json.RawMessage  `json:"result,omitzero"`
+}
+
+// EscalationAnswered says what the decision has done so far; the rest follows.
+type EscalationAnswered struct {
+	ID       string   `json:"id"`
+	Verb     string   `json:"verb"`
+	By       string   `json:"by"`
+	Tasks    int      `json:"tasks"`              // that it is about
+	Applied  int      `json:"applied"`            // to how many by now
+	Problems []string `json:"problems,omitempty"` // of the others, a few
+}
+
+// EscalationStatus asks whether humans can be told.
+type EscalationStatus struct{}
+
+// EscalationStatusReply is how the worker that answers is.
+type EscalationStatusReply struct {
+	Contacts    []string  `json:"contacts"`
+	Open        int       `json:"open"`         // alerts
+	Waiting     int       `json:"waiting"`      // tasks
+	ChangeLog   string    `json:"change_log"`   // its path
+	LogLines    uint64    `json:"log_lines"`    // written since the worker began
+	LogFailures uint64    `json:"log_failures"` // not written, since then
+	LogError    string    `json:"log_error,omitempty"`
+	Refused     uint64    `json:"refused"` // links and answers, since then
+	Started     time.Time `json:"started"`
+}
+
+// TypeAlertEvent is the type of AlertEvent.
+const TypeAlertEvent = "ALERT_EVENT"
+
+// AlertEvent is something that happened to an alert.
+type AlertEvent struct {
+	Header
+	AlertID string          `json:"alert_id"`
+	Event   string          `json:"event"` // triggered | called | acknowledged | ack_timeout | answered | resolved | silenced | link_refused | change_log_failed
+	Time    time.Time       `json:"time"`
+	By      string          `json:"by,omitempty"`
+	Contact string          `json:"contact,omitempty"`
+	Call    int             `json:"call,omitzero"`
+	TaskID  subjects.TaskID `json:"task_id,omitempty"`
+	Count   int             `json:"count,omitzero"`
+	Message string          `json:"message,omitempty"`
+	Unknown Unknown         `json:",unknown"`
+}
+
+func (r *EscalationRef) check(p *problems) { p.token("/id", "id", r.ID, true) }
+
+func (r *EscalationAnswer) check(p *problems) {
+	p.token("/id", "id", r.ID, true)
+	p.agentID("/agent_id", r.AgentID, false)
+}
+
+// Check tells what is wrong with the decision to verb.
+func (r *EscalationAnswer) Check(verb string) error {
+	var p problems
+	p.human(verb, r.AgentID, r.Text, r.Result)
+	return p.err()
+}
+
+func (s *Silence) check(p *problems) {
+	p.token("/silence_id", "silence_id", s.SilenceID, false)
+	p.labels("/match", s.Match)
+	if len(s.Match) == 0 && s.SilenceID == "" {
+		p.invalid("/match", "expected what alerts have in common, such as code or agent, got nothing")
+	}
+	if len(s.Reason) > maxHumanText || strings.TrimSpace(s.Reason) == "" && s.SilenceID == "" {
+		p.invalid("/reason", "expected why, got %d bytes", len(s.Reason))
+	}
+	if s.Until.IsZero() {
+		p.invalid("/until", "expected a time, got nothing")
+	}
+}

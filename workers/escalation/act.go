@@ -1,0 +1,288 @@
+package escalation
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/bus/crash"
+	policy "parley/escalation"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+const (
+	maxIdle    = time.Minute // between looks, whatever is due
+	retryApply = time.Second // an answer that could not be carried out to its end
+	keepAlert  = 7 * 24 * time.Hour
+	maxNamed   = 20 // tasks that a call names
+)
+
+// act does what is due, until ctx ends.
+func (w *Worker) act(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.wake:
+		case <-timer.C:
+		}
+		next := w.round(ctx)
+		timer.Reset(max(0, min(time.Until(next), maxIdle)))
+	}
+}
+
+// round looks at every group that has changed or is due, and returns when to
+// look next.
+func (w *Worker) round(ctx context.Context) (next time.Time) {
+	now := time.Now().UTC()
+	var ids []string
+	w.with(func(v *view) {
+		for id, g := range v.groups {
+			if g.dirty || !g.due.IsZero() && !g.due.After(now) {
+				ids = append(ids, id)
+			}
+		}
+	})
+	for _, id := range ids {
+		w.settle(ctx, id)
+		if ctx.Err() != nil {
+			return now
+		}
+	}
+	next = now.Add(maxIdle)
+	w.with(func(v *view) {
+		ends := v.soonest(now)
+		if !ends.IsZero() && ends.Before(next) {
+			next = ends
+		}
+		for _, g := range v.groups {
+			if !ends.IsZero() && (g.due.IsZero() || ends.Before(g.due)) {
+				g.due = ends
+			}
+			if g.dirty {
+				next = now
+			} else if !g.due.IsZero() && g.due.Before(next) {
+				next = g.due
+			}
+		}
+	})
+	return next
+}
+
+// settle does all that is due for a group.
+func (w *Worker) settle(ctx context.Context, id string) {
+	for range 100 {
+		now := time.Now().UTC()
+		d := due{group: id}
+		w.with(func(v *view) {
+			g := v.groups[id]
+			g.dirty = false
+			d.was, d.rev = g.alert, g.rev
+			d.is, d.action, g.due = w.cfg.Chain.NextAlert(g.alert, v.state(g, now), now)
+			if d.action == nil {
+				return
+			}
+			d.shown, d.folded = g.show(maxNamed), v.folded(g)
+		})
+		if d.action == nil {
+			return
+		}
+		err := w.do(ctx, d)
+		switch {
+		case err == nil:
+		case errors.Is(err, bus.ErrConflict):
+			w.refresh(ctx, id)
+		case errors.Is(err, errLater):
+			w.later(id, now.Add(retryApply))
+			return
+		default:
+			if ctx.Err() == nil {
+				w.log.Warn("act on an alert", attrAlert(d.is.AlertID), attrErr(err))
+			}
+			w.later(id, now.Add(retryApply))
+			return
+		}
+	}
+}
+
+func (w *Worker) later(id string, at time.Time) {
+	w.with(func(v *view) { v.groups[id].due = at })
+}
+
+// refresh reads an alert that another replica has changed.
+func (w *Worker) refresh(ctx context.Context, id string) {
+	e, err := w.kv.Get(ctx, alertKey+id)
+	if err == nil {
+		w.onEntry(e)
+	}
+}
+
+var errLater = errors.New("not everything could be done")
+
+// due is an action with what it is about.
+type due struct {
+	group   string
+	was, is fleet.Alert // before and after
+	rev     uint64      // of was
+	action  policy.AlertAction
+	shown   fleet.Alert // with the tasks that wait
+	folded  int
+}
+
+// do carries an action out and stores the alert as it is then.
+func (w *Worker) do(ctx context.Context, d due) error {
+	was, is := d.was, d.is
+	e := fleet.AlertEvent{AlertID: is.AlertID, Count: d.shown.Count}
+	switch a := d.action.(type) {
+	case policy.Open:
+		e.Event = "triggered"
+	case policy.Call:
+		crash.Point("before_call")
+		if err := w.call(ctx, d, a); err != nil {
+			return err
+		}
+		crash.Point("after_call")
+		e.Event, e.Contact, e.Call = "called", a.Contact, a.Number
+	case policy.Resume:
+		e.Event, e.By = "ack_timeout", was.AckBy
+	case policy.Hold:
+		e.Event, e.Message = "silenced", is.Held
+		if is.Held == "" {
+			e.Event = "heard"
+		}
+	case policy.Resolve:
+		e.Event = "resolved"
+		if is.Answer != nil {
+			e.By, e.Message = is.Answer.By, is.Answer.Verb
+		}
+	case policy.Apply:
+		return w.apply(ctx, d.group)
+	}
+	if err := w.putAlert(ctx, d.group, is, d.rev); err != nil {
+		return err
+	}
+	crash.Point("after_alert")
+	w.event(ctx, e)
+	if e.Event == "triggered" && was.Number > 0 {
+		w.archive(ctx, was)
+	}
+	return nil
+}
+
+// putAlert stores an alert over its revision.
+func (w *Worker) putAlert(ctx context.Context, id string, a fleet.Alert, rev uint64) error {
+	rev, err := w.kv.Update(ctx, alertKey+id, fleet.MustEncode(a), rev)
+	if err != nil {
+		return err
+	}
+	w.with(func(v *view) { v.putAlert(id, a, rev) })
+	w.stir()
+	return nil
+}
+
+// archive keeps an alert that is over for a while; that is for people alone.
+func (w *Worker) archive(ctx context.Context, a fleet.Alert) {
+	_, err := w.kv.Create(ctx, "old."+a.AlertID, fleet.MustEncode(a), keepAlert)
+	if err != nil && !errors.Is(err, bus.ErrExists) {
+		w.log.Warn("keep an old alert", attrAlert(a.AlertID), attrErr(err))
+	}
+}
+
+// call hands one call to the webhooks worker. Whoever repeats it makes the same
+// delivery.
+func (w *Worker) call(ctx context.Context, what due, c policy.Call) error {
+	is, shown := what.is, what.shown
+	until := time.Now().UTC().Add(fleet.DefaultNotAfter)
+	for i := range shown.Tasks {
+		if t := shown.Tasks[i].GiveUpAt; i == 0 || t.After(until) {
+			until = t
+		}
+	}
+	d := &fleet.Delivery{
+		DeliveryID: DeliveryID(is.AlertID, c.Number, c.Contact), Endpoint: c.Contact, Order: is.AlertID,
+		Schedule: fleet.ScheduleHuman, NotAfter: &until, Body: fleet.MustEncode(w.message(what, c)),
+	}
+	if shown.Count == 1 {
+		d.TaskID = shown.Tasks[0].TaskID
+	}
+	return w.deliver(ctx, d)
+}
+
+// DeliveryID is the one id of a call, whichever replica makes it and however
+// often.
+func DeliveryID(alert string, number int, contact string) subjects.DeliveryID {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %s", alert, number, contact))
+	return subjects.DeliveryID("esc_" + hex.EncodeToString(sum[:16]))
+}
+
+// Message is the body of a call: plain JSON, for n8n and its like.
+type Message struct {
+	Type     string            `json:"type"` // escalation
+	Level    int               `json:"escalation_level"`
+	AlertID  string            `json:"alert_id"` // the same in all calls of an alert
+	Sequence int               `json:"sequence"` // of the call; drop what is older than what came
+	Contact  string            `json:"contact"`
+	State    string            `json:"state"`
+	Group    map[string]string `json:"group"`
+	Summary  string            `json:"summary"`
+	Count    int               `json:"count"` // tasks that wait
+	Tasks    []fleet.AlertTask `json:"tasks"` // the oldest; what agents wrote in them is not to be trusted
+	Omitted  int               `json:"truncated"`
+	Folded   int               `json:"folded,omitzero"` // tasks of other alerts that are quiet because of this one
+	Since    time.Time         `json:"since"`
+	GiveUpAt *time.Time        `json:"give_up_at,omitempty"` // of the first that gives up
+	Link     string            `json:"link,omitempty"`       // where to answer; for one answer
+	Answers  []string          `json:"answers"`              // what can be answered
+	Command  string            `json:"command"`
+	Sent     time.Time         `json:"sent"`
+}
+
+// maxBody is how long a call may be.
+const maxBody = 20 << 10
+
+func (w *Worker) message(what due, c policy.Call) *Message {
+	is, shown := what.is, what.shown
+	now := time.Now().UTC()
+	m := &Message{
+		Type: fleet.EscalationType, Level: 3, AlertID: is.AlertID, Sequence: c.Number, Contact: c.Contact, State: is.State,
+		Group: is.Group, Count: shown.Count, Tasks: shown.Tasks, Omitted: shown.Omitted, Folded: what.folded,
+		Since: is.Since, Answers: append([]string{"ack"}, fleet.HumanVerbs()...), Sent: now,
+		Command: "parley escalation show " + is.AlertID,
+	}
+	m.Summary = summary(shown)
+	for i := range shown.Tasks {
+		if t := shown.Tasks[i].GiveUpAt; m.GiveUpAt == nil || t.Before(*m.GiveUpAt) {
+			m.GiveUpAt = &t
+		}
+	}
+	if w.cfg.URL != "" {
+		m.Link = w.cfg.URL + LinkPath + w.sign(claims{Alert: is.AlertID, Call: c.Number, Contact: c.Contact, Issued: now.Unix(), Expires: now.Add(w.cfg.LinkTTL).Unix()})
+	}
+	for len(m.Tasks) > 1 && len(fleet.MustEncode(m)) > maxBody {
+		m.Tasks = m.Tasks[:len(m.Tasks)-1]
+		m.Omitted++
+	}
+	return m
+}
+
+func summary(a fleet.Alert) string {
+	causes := []string{a.Group["code"]}
+	for _, name := range []string{"agent", "mcp"} {
+		if v := a.Group[name]; v != "" {
+			causes = append(causes, "at "+name+" "+v)
+		}
+	}
+	cause := strings.Join(causes, " ")
+	if a.Count == 1 && len(a.Tasks) == 1 {
+		return fmt.Sprintf("task %s waits for a human: %s", a.Tasks[0].TaskID, cause)
+	}
+	return fmt.Sprintf("%d tasks wait for a human: %s", a.Count, cause)
+}

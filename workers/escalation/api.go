@@ -1,0 +1,214 @@
+package escalation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// maxShown is how many tasks of one alert a reply has.
+const maxShown = 100
+
+func (w *Worker) service() bus.Service {
+	s := bus.Service{
+		Name: "escalation", Version: w.cfg.Version, Queue: "escalation",
+		Description: "Alerts for humans, and their answers", Metadata: map[string]string{"kind": "escalation"},
+	}
+	add := func(verb, does string, call func(context.Context, subjects.AgentID, []byte) (any, error)) {
+		pattern := subjects.APIPattern("escalation", verb)
+		s.Endpoints = append(s.Endpoints, bus.Endpoint{
+			Name: "escalation-" + verb, Subject: pattern, Metadata: map[string]string{"description": does},
+			Handle: func(ctx context.Context, m bus.Msg) ([]byte, error) {
+				vars, ok := subjects.Tokens(pattern, m.Subject)
+				if !ok {
+					return nil, subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, pattern)
+				}
+				from := subjects.AgentID(vars[0])
+				if !slices.Contains(w.cfg.Operators, from) {
+					w.refuse(ctx, "", string(from), "not an operator: "+m.Subject)
+					return nil, subjects.Errorf(subjects.CodeForbidden, "%s may not see to escalations", from).WithRemedy("an operator may")
+				}
+				v, err := call(ctx, from, m.Data)
+				if err != nil {
+					return nil, err
+				}
+				return fleet.Encode(v)
+			},
+		})
+	}
+	add("list", "what waits for a human, and the silences", w.apiList)
+	add("get", "one alert, or that of a task", w.apiGet)
+	add("status", "whether humans can be told", w.apiStatus)
+	add("ack", "somebody sees to it", w.apiAck)
+	add("silence", "call nobody about some alerts for a while", w.apiSilence)
+	for _, verb := range fleet.HumanVerbs() {
+		add(verb, "a human's decision: "+verb, w.apiDecide(verb))
+	}
+	return s
+}
+
+func (w *Worker) apiList(_ context.Context, _ subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.EscalationList](data)
+	if err != nil {
+		return nil, err
+	}
+	reply := fleet.EscalationListReply{Alerts: []fleet.Alert{}}
+	now := time.Now().UTC()
+	w.with(func(v *view) {
+		for _, g := range v.groups {
+			if g.open() || req.All && g.alert.Number > 0 {
+				reply.Alerts = append(reply.Alerts, g.show(3))
+			}
+		}
+		for _, id := range slices.Sorted(maps.Keys(v.silences)) {
+			if v.silences[id].Until.After(now) {
+				reply.Silences = append(reply.Silences, v.silences[id])
+			}
+		}
+	})
+	slices.SortFunc(reply.Alerts, func(a, b fleet.Alert) int {
+		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.AlertID, b.AlertID))
+	})
+	return reply, nil
+}
+
+func (w *Worker) apiGet(ctx context.Context, _ subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.EscalationRef](data)
+	if err != nil {
+		return nil, err
+	}
+	return w.shown(ctx, req.ID, maxShown)
+}
+
+// shown is an alert, or that of a task, with its tasks.
+func (w *Worker) shown(ctx context.Context, id string, most int) (*fleet.Alert, error) {
+	gid, task := w.find(id)
+	var a fleet.Alert
+	w.with(func(v *view) {
+		g := v.groups[gid]
+		if task != nil {
+			g = v.byTask[task.TaskID]
+		}
+		if g != nil && (task != nil || g.alert.AlertID == id) {
+			a = g.show(most)
+		}
+	})
+	if a.Number > 0 {
+		return &a, nil
+	}
+	e, err := w.kv.Get(ctx, "old."+id)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil, notFound(id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a, err = fleet.DecodeReply[fleet.Alert](e.Value)
+	return &a, err
+}
+
+func (w *Worker) apiStatus(_ context.Context, _ subjects.AgentID, data []byte) (any, error) {
+	if _, err := fleet.DecodeRequest[fleet.EscalationStatus](data); err != nil {
+		return nil, err
+	}
+	s := fleet.EscalationStatusReply{
+		Contacts: append([]string{}, w.cfg.Chain.Contacts...), ChangeLog: w.cfg.ChangeLog,
+		Refused: w.refused.Load(), Started: w.started,
+	}
+	var err error
+	if s.LogLines, s.LogFailures, err = w.lines.status(); err != nil {
+		s.LogError = err.Error()
+	}
+	w.with(func(v *view) {
+		s.Waiting = len(v.byTask)
+		for _, g := range v.groups {
+			if g.open() {
+				s.Open++
+			}
+		}
+	})
+	return s, nil
+}
+
+func (w *Worker) apiAck(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.EscalationRef](data)
+	if err != nil {
+		return nil, err
+	}
+	return w.acknowledge(ctx, string(from), req.ID)
+}
+
+func (w *Worker) apiDecide(verb string) func(context.Context, subjects.AgentID, []byte) (any, error) {
+	return func(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+		req, err := fleet.DecodeRequest[fleet.EscalationAnswer](data)
+		if err != nil {
+			return nil, err
+		}
+		done, err := w.decide(ctx, string(from), verb, &req, true)
+		if errors.Is(err, errLater) {
+			return nil, subjects.Errorf(subjects.CodeUnavailable, "the answer is kept and will be carried out; no router has taken it yet").
+				WithRemedy("nothing is to be repeated: parley escalation show " + req.ID + " tells how it goes on")
+		}
+		if err != nil {
+			return nil, err
+		}
+		return done, nil
+	}
+}
+
+func (w *Worker) apiSilence(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	s, err := fleet.DecodeRequest[fleet.Silence](data)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now().UTC()
+	s.By = from
+	if s.SilenceID != "" {
+		var was fleet.Silence
+		var ok bool
+		w.with(func(v *view) { was, ok = v.silences[s.SilenceID] })
+		if !ok {
+			return nil, subjects.Errorf(subjects.CodeNotFound, "there is no silence %q", s.SilenceID).At("/silence_id")
+		}
+		was.Until = s.Until
+		s = was
+	} else {
+		for name := range s.Match {
+			if !slices.Contains(groupLabels(), name) {
+				return nil, subjects.Errorf(subjects.CodeInvalidMessage, "alerts have no %q", name).At("/match").
+					WithRemedy("match some of " + strings.Join(groupLabels(), ", "))
+			}
+		}
+		s.SilenceID = strconv.FormatInt(now.UnixNano(), 36)
+	}
+	if s.Until.Sub(now) > 30*24*time.Hour {
+		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "a silence lasts at most 30 days").At("/until")
+	}
+	key := silenceKey + s.SilenceID
+	if !s.Until.After(now) {
+		err = w.kv.Delete(ctx, key)
+	} else if _, err = w.kv.Put(ctx, key, fleet.MustEncode(s)); err == nil {
+		w.with(func(v *view) { v.silences[s.SilenceID] = s; v.stirAll() })
+	}
+	if err != nil {
+		return nil, err
+	}
+	w.stir()
+	w.event(ctx, fleet.AlertEvent{Event: "silence", By: string(from), Message: s.SilenceID + " until " + s.Until.Format(time.RFC3339) + ": " + s.Reason})
+	return s, nil
+}
+
+// refuse keeps that somebody was refused.
+func (w *Worker) refuse(ctx context.Context, alert, by, why string) {
+	w.refused.Add(1)
+	w.event(ctx, fleet.AlertEvent{AlertID: alert, Event: "refused", By: clip(by, 200), Message: clip(why, 500)})
+}

@@ -1,0 +1,129 @@
+package escalation
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+)
+
+// changeLog appends lines to a file that others may rotate, and that may be
+// away, full or read-only. Its zero value, without a path, keeps nothing.
+type changeLog struct {
+	path string
+
+	mu     sync.Mutex // guards all below
+	file   *os.File
+	lines  uint64
+	failed uint64
+	err    error // of the last try
+}
+
+// lookBack is how much of the end of the file is searched for a line that may
+// be there already.
+const lookBack = 1 << 20
+
+// append writes line, which has no line end, and waits for the disk. With mark,
+// nothing is written if the file's end has it.
+func (l *changeLog) append(line []byte, mark string) error {
+	if l.path == "" {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := l.write(line, mark)
+	if l.err = err; err != nil {
+		l.failed++
+		l.shut()
+		return fmt.Errorf("append to %s: %w", l.path, err)
+	}
+	l.lines++
+	return nil
+}
+
+func (l *changeLog) write(line []byte, mark string) error {
+	if err := l.open(); err != nil {
+		return err
+	}
+	end, err := l.end()
+	if err != nil {
+		return err
+	}
+	if mark != "" && bytes.Contains(end, []byte(mark)) {
+		return nil
+	}
+	if n := len(end); n > 0 && end[n-1] != '\n' {
+		line = append([]byte{'\n'}, line...) // somebody crashed in the middle of a line
+	}
+	if _, err := l.file.Write(append(line, '\n')); err != nil {
+		return err
+	}
+	return l.file.Sync()
+}
+
+// open opens the file, again if it is not the one of that name any more.
+func (l *changeLog) open() error {
+	if l.file != nil {
+		was, err1 := l.file.Stat()
+		is, err2 := os.Stat(l.path)
+		if err1 == nil && err2 == nil && os.SameFile(was, is) {
+			return nil
+		}
+		l.shut()
+	}
+	f, err := os.OpenFile(l.path, os.O_APPEND|os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	l.file = f
+	return nil
+}
+
+// end is the end of the file.
+func (l *changeLog) end() ([]byte, error) {
+	info, err := l.file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil
+	}
+	buf := make([]byte, min(info.Size(), lookBack))
+	n, err := l.file.ReadAt(buf, info.Size()-int64(len(buf)))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return buf[:n], nil
+}
+
+func (l *changeLog) shut() {
+	if l.file != nil {
+		_ = l.file.Close() // every line that counts was synced
+		l.file = nil
+	}
+}
+
+func (l *changeLog) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.shut()
+}
+
+// status is how the log is: whether it could be written just now, too.
+func (l *changeLog) status() (lines, failed uint64, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.path == "" {
+		return 0, 0, nil
+	}
+	if err := l.open(); err != nil {
+		return l.lines, l.failed, err
+	}
+	if _, err := os.Stat(l.path); errors.Is(err, fs.ErrNotExist) {
+		return l.lines, l.failed, err
+	}
+	return l.lines, l.failed, l.err
+}

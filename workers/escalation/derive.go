@@ -1,0 +1,211 @@
+package escalation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"parley/bus"
+	"parley/bus/crash"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+const (
+	deriving    = 16               // records in hand at a time
+	cursorEvery = 10 * time.Second // how often it is kept how far they were read
+)
+
+// derive keeps an escalation message for every record that escalates, and ends
+// the wait of tasks that wait for no human any more. Only the headers of
+// records are read; the few that escalate are fetched.
+func (w *Worker) derive(ctx context.Context) error {
+	var start uint64
+	w.with(func(v *view) { start = v.cursor })
+	st, err := w.bus.StreamState(ctx, subjects.StreamTasks)
+	if err != nil {
+		return err
+	}
+	if st.LastSeq < start {
+		start = 0 // it is another stream than the one that was read
+	}
+	low := &lowWater{done: start, open: make(map[uint64]bool)}
+	slots := make(chan struct{}, deriving)
+	var hands sync.WaitGroup
+	defer hands.Wait()
+	hands.Go(func() { w.keepCursor(ctx, low) })
+	if start > 0 {
+		start++
+	}
+	return w.bus.Tail(ctx, bus.Tail{
+		Stream: subjects.StreamTasks, StartSeq: start, HeadersOnly: true,
+		Handle: func(m bus.Msg) {
+			level := m.Header.Get(subjects.HeaderLevel)
+			if level == "" {
+				low.passed(m.Seq)
+				return
+			}
+			low.begin(m.Seq)
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
+			hands.Go(func() {
+				defer func() { <-slots }()
+				if w.patiently(ctx, m, level) {
+					low.end(m.Seq)
+				}
+			})
+		},
+	})
+}
+
+// patiently derives from m until that has worked; false when ctx ended first.
+func (w *Worker) patiently(ctx context.Context, m bus.Msg, level string) bool {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
+		err := w.deriveOne(ctx, m, level)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		w.log.Warn("derive an escalation", slog.Uint64("seq", m.Seq), attrErr(err))
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-timer.C:
+		}
+	}
+}
+
+func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
+	full, err := w.bus.Get(ctx, subjects.StreamTasks, m.Seq)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil // it ended long ago
+	}
+	if err != nil {
+		return err
+	}
+	e, err := fleet.DecodeEvent(full.Data)
+	if err != nil {
+		w.log.Error("decode a record", slog.Uint64("seq", m.Seq), attrErr(err))
+		return nil
+	}
+	if level == "0" {
+		return w.waitOver(ctx, e.TaskID, e.Seq)
+	}
+	n := int(level[0] - '0')
+	subject := subjects.Escalation(n, e.TaskID)
+	// What was derived before the cursor was kept is not derived twice.
+	if last, err := w.bus.Last(ctx, subjects.StreamEscalations, subject); err == nil {
+		if was, err := fleet.DecodeEscalation(last.Data); err == nil && was.Seq >= e.Seq {
+			return nil
+		}
+	} else if !errors.Is(err, bus.ErrNotFound) {
+		return err
+	}
+	crash.Point("before_escalation")
+	_, err = w.bus.Store(ctx, subject, fleet.MustEncode(fleet.NewEscalation(e, n)), recordID(e.TaskID, e.Seq), nil)
+	if err == nil {
+		crash.Point("after_escalation")
+	}
+	return err
+}
+
+func recordID(task subjects.TaskID, seq uint64) string { return fmt.Sprintf("%s/%d", task, seq) }
+
+// waitOver notes that a task waits for no human since its record seq.
+func (w *Worker) waitOver(ctx context.Context, task subjects.TaskID, seq uint64) error {
+	e, err := w.kv.Get(ctx, taskKey+string(task))
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var m waiting
+	if err := json.Unmarshal(e.Value, &m); err == nil && m.Task.Seq >= seq {
+		return nil // it waits again
+	}
+	err = w.kv.DeleteRevision(ctx, e.Key, e.Revision)
+	if errors.Is(err, bus.ErrConflict) {
+		return w.waitOver(ctx, task, seq)
+	}
+	if err == nil {
+		w.with(func(v *view) { v.drop(task) })
+		w.stir()
+	}
+	return err
+}
+
+// keepCursor keeps how far the records were read, for who comes next.
+func (w *Worker) keepCursor(ctx context.Context, low *lowWater) {
+	tick := time.NewTicker(cursorEvery)
+	defer tick.Stop()
+	kept := low.mark()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		seq, known := low.mark(), uint64(0)
+		w.with(func(v *view) { known = v.cursor })
+		if seq <= max(kept, known) {
+			continue
+		}
+		if _, err := w.kv.Put(ctx, cursorKey, fleet.MustEncode(seq)); err == nil {
+			kept = seq
+		} else if ctx.Err() == nil {
+			w.log.Warn("keep the cursor", attrErr(err))
+		}
+	}
+}
+
+// lowWater knows up to where every record has been seen to.
+type lowWater struct {
+	mu   sync.Mutex
+	done uint64 // the last one begun or passed
+	open map[uint64]bool
+}
+
+func (l *lowWater) passed(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done = seq
+}
+
+func (l *lowWater) begin(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done = seq
+	l.open[seq] = true
+}
+
+func (l *lowWater) end(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, seq)
+}
+
+func (l *lowWater) mark() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	mark := l.done
+	for seq := range l.open {
+		mark = min(mark, seq-1)
+	}
+	return mark
+}
+
+func attrErr(err error) slog.Attr   { return slog.Any("error", err) }
+func attrKey(key string) slog.Attr  { return slog.String("key", key) }
+func attrAlert(id string) slog.Attr { return slog.String("alert_id", id) }

@@ -1,0 +1,275 @@
+package escalation_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"parley/bus"
+	"parley/bus/bustest"
+	policy "parley/escalation"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/workers/escalation"
+)
+
+// world is a server on which the test itself is the router.
+type world struct {
+	t   *testing.T
+	srv *bustest.Server
+	bus *bus.Bus
+
+	mu       sync.Mutex
+	resumes  []fleet.TaskResume
+	refusing *subjects.Error // what task resume is answered with
+}
+
+func newWorld(t *testing.T, srv *bustest.Server) *world {
+	t.Helper()
+	w := &world{t: t, srv: srv, bus: srv.Bus(t)}
+	sub, err := w.bus.Subscribe(subjects.API(escalation.Self, "task", "resume"), "routers", w.resume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	return w
+}
+
+// worker starts an escalation worker; the function stops it.
+func (w *world) worker(cfg escalation.Config) (worker *escalation.Worker, stop func()) {
+	w.t.Helper()
+	cfg.Bus = w.srv.Connect(w.t)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
+	e, err := escalation.New(cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("Run = %v", err)
+		}
+	})
+	w.t.Cleanup(stop)
+	bustest.Eventually(w.t, "the worker is ready", func() bool { return e.Ready() == nil })
+	return e, stop
+}
+
+// record stores the next record of a task, as a router does.
+func (w *world) record(id subjects.TaskID, level string, change func(*fleet.Event)) *fleet.Event {
+	w.t.Helper()
+	e := &fleet.Event{
+		Header: fleet.Header{Type: fleet.TypeEvent, ProtocolVersion: fleet.Version}, TaskID: id,
+		Kind: fleet.KindQueued, State: fleet.StateQueued,
+		Facts: fleet.Facts{From: "boss", Deadline: time.Now().UTC().Add(72 * time.Hour), Policy: fleet.Policy{AlertRepeat: 1800, GiveUpAfter: 86400}},
+	}
+	rev := uint64(0)
+	last, err := w.bus.Last(w.t.Context(), subjects.StreamTasks, subjects.Task(id))
+	if err == nil {
+		if e, err = fleet.DecodeEvent(last.Data); err != nil {
+			w.t.Fatal(err)
+		}
+		rev = last.Seq
+	} else if !errors.Is(err, bus.ErrNotFound) {
+		w.t.Fatal(err)
+	}
+	e.Seq++
+	e.Time = time.Now().UTC()
+	change(e)
+	rec, stop := w.bus.Records(subjects.StreamTasks, bus.CommitDirect)
+	defer stop()
+	h := bus.Header{subjects.HeaderKind: {e.Kind}}
+	if level != "" {
+		h[subjects.HeaderLevel] = []string{level}
+	}
+	_, err = rec.Write(w.t.Context(), bus.Record{
+		Subject: subjects.Task(id), Expected: rev, WriteID: fmt.Sprintf("%s-%d", id, e.Seq), Data: fleet.MustEncode(e), Header: h,
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return e
+}
+
+// wait has a task wait for a human after agent failed it with code.
+func (w *world) wait(id subjects.TaskID, agent subjects.AgentID, code subjects.Code) *fleet.Event {
+	w.t.Helper()
+	return w.record(id, "3", func(e *fleet.Event) {
+		e.Kind, e.State = fleet.KindHuman, fleet.StateInputRequired
+		e.Facts.Await = fleet.AwaitHuman
+		e.Reason = &fleet.Reason{Code: code, Message: "it broke <b>here</b>"}
+		until := e.Time.Add(24 * time.Hour)
+		e.Facts.GiveUpAt = &until
+		e.Facts.Attempts = append(e.Facts.Attempts, fleet.Attempt{Attempt: 1, AgentID: agent, Code: code, Message: "it broke", Ended: e.Time, Level: 3})
+	})
+}
+
+// goOn ends a task's wait.
+func (w *world) goOn(id subjects.TaskID) {
+	w.t.Helper()
+	w.record(id, "0", func(e *fleet.Event) {
+		e.Kind, e.State, e.Facts.Await = fleet.KindResumed, fleet.StateQueued, ""
+	})
+}
+
+// resume answers task resume.
+func (w *world) resume(m bus.Msg) {
+	req, err := fleet.DecodeRequest[fleet.TaskResume](m.Data)
+	w.mu.Lock()
+	refusing := w.refusing
+	if err == nil {
+		w.resumes = append(w.resumes, req)
+	}
+	w.mu.Unlock()
+	if refusing != nil {
+		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: refusing}), nil)
+		return
+	}
+	if err != nil {
+		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: subjects.AsError(err)}), nil)
+		return
+	}
+	last, err := w.bus.Last(context.Background(), subjects.StreamTasks, subjects.Task(req.TaskID))
+	if err != nil {
+		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeNotFound, "no such task")}), nil)
+		return
+	}
+	e, err := fleet.DecodeEvent(last.Data)
+	if err == nil && e.Facts.Human != nil && e.Facts.Human.AnswerID == req.AnswerID {
+		_ = m.Respond(fleet.MustEncode(fleet.TaskView{TaskID: req.TaskID, State: fleet.StateQueued}), nil)
+		return
+	}
+	if err != nil || e.Facts.Await != fleet.AwaitHuman {
+		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeLateResult, "too late")}), nil)
+		return
+	}
+	w.record(req.TaskID, "0", func(e *fleet.Event) {
+		e.Kind, e.State, e.Facts.Await = fleet.KindResumed, fleet.StateQueued, ""
+		e.Facts.Human = &fleet.HumanAnswer{Verb: req.Verb, By: req.By, AnswerID: req.AnswerID}
+	})
+	_ = m.Respond(fleet.MustEncode(fleet.TaskView{TaskID: req.TaskID, State: fleet.StateQueued}), nil)
+}
+
+func (w *world) resumed() []fleet.TaskResume {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]fleet.TaskResume{}, w.resumes...)
+}
+
+func (w *world) refuse(e *subjects.Error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refusing = e
+}
+
+// call asks the API as an operator.
+func call[T any](w *world, verb string, req any) (T, error) {
+	w.t.Helper()
+	return callAs[T](w, "operator", verb, req)
+}
+
+func callAs[T any](w *world, from subjects.AgentID, verb string, req any) (T, error) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	defer cancel()
+	m, err := w.bus.Request(ctx, subjects.API(from, "escalation", verb), fleet.MustEncode(req), nil)
+	if err != nil {
+		w.t.Fatalf("escalation %s: %v", verb, err)
+	}
+	return fleet.DecodeReply[T](m.Data)
+}
+
+func (w *world) list() []fleet.Alert {
+	w.t.Helper()
+	l, err := call[fleet.EscalationListReply](w, "list", fleet.EscalationList{All: true})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return l.Alerts
+}
+
+// only waits until there is one alert, with n tasks, called at least calls times.
+func (w *world) only(n, calls int) fleet.Alert {
+	w.t.Helper()
+	var got []fleet.Alert
+	bustest.Eventually(w.t, fmt.Sprintf("one alert of %d tasks after %d calls", n, calls), func() bool {
+		got = w.list()
+		return len(got) == 1 && got[0].Count == n && got[0].Calls >= calls
+	})
+	return got[0]
+}
+
+// delivery is a call with its body.
+type delivery struct {
+	fleet.Delivery
+	message escalation.Message
+	at      time.Time
+}
+
+// deliveries are all calls so far.
+func (w *world) deliveries() []delivery {
+	w.t.Helper()
+	return history(w, subjects.StreamWebhooks, subjects.WebhookPattern, func(m bus.Msg) delivery {
+		d, err := fleet.DecodeDelivery(m.Data)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		out := delivery{Delivery: *d, at: m.Time}
+		if err := json.Unmarshal(d.Body, &out.message); err != nil {
+			w.t.Fatal(err)
+		}
+		return out
+	})
+}
+
+func (w *world) escalations() []fleet.Escalation {
+	w.t.Helper()
+	return history(w, subjects.StreamEscalations, subjects.EscalationPattern, func(m bus.Msg) fleet.Escalation {
+		e, err := fleet.DecodeEscalation(m.Data)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return *e
+	})
+}
+
+// events are what happened to alerts.
+func (w *world) events() []fleet.AlertEvent {
+	w.t.Helper()
+	return history(w, subjects.StreamEscalations, subjects.AlertPattern, func(m bus.Msg) fleet.AlertEvent {
+		var e fleet.AlertEvent
+		if err := json.NewDecoder(bytes.NewReader(m.Data)).Decode(&e); err != nil {
+			w.t.Fatal(err)
+		}
+		return e
+	})
+}
+
+func history[T any](w *world, stream, subject string, read func(bus.Msg) T) []T {
+	w.t.Helper()
+	msgs, _, err := w.bus.History(w.t.Context(), stream, subject, 0, 100_000)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := make([]T, 0, len(msgs))
+	for _, m := range msgs {
+		out = append(out, read(m))
+	}
+	return out
+}
+
+// quick is a chain that a test need not wait for.
+func quick(contacts ...string) policy.Chain {
+	return policy.Chain{Contacts: contacts, GroupWait: 50 * time.Millisecond, GroupInterval: time.Hour}
+}

@@ -1,0 +1,165 @@
+package escalation_test
+
+import (
+	"encoding/base64"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"parley/bus/bustest"
+	policy "parley/escalation"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/workers/escalation"
+)
+
+// browser visits a worker's pages.
+func browser(w *escalation.Worker, method, link string, form url.Values, header ...string) (int, string) {
+	r := httptest.NewRequest(method, link, strings.NewReader(form.Encode()))
+	if method == http.MethodPost {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	rec := httptest.NewRecorder()
+	w.Handler().ServeHTTP(rec, r)
+	return rec.Code, rec.Body.String()
+}
+
+// called is a worker that has called somebody about task t, and the link.
+func called(t *testing.T) (*world, *escalation.Worker, string) {
+	t.Helper()
+	w := newWorld(t, bustest.New(t))
+	e, _ := w.worker(escalation.Config{Chain: quick("ann"), URL: "http://parley.example/"})
+	w.wait("t", "a", subjects.CodeAgentError)
+	w.only(1, 1)
+	link := w.deliveries()[0].message.Link
+	if !strings.HasPrefix(link, "http://parley.example/escalation/") {
+		t.Fatalf("link = %q", link)
+	}
+	return w, e, link
+}
+
+// TestLink: looking changes nothing, posting acts, once; who it was is kept.
+func TestLink(t *testing.T) {
+	t.Parallel()
+	w, e, link := called(t)
+	for range 3 {
+		status, page := browser(e, http.MethodGet, link, nil)
+		if status != http.StatusOK || !strings.Contains(page, "task t waits for a human") || strings.Contains(page, "<b>here</b>") || !strings.Contains(page, "&lt;b&gt;here") {
+			t.Fatalf("GET = %d %s; want the alert, with what agents wrote escaped", status, page)
+		}
+		for _, asset := range []string{"http://", "https://", "<script", "src="} {
+			if strings.Contains(page, asset) {
+				t.Errorf("the page loads something: %q", asset)
+			}
+		}
+	}
+	if len(w.resumed()) != 0 {
+		t.Fatal("looking has answered")
+	}
+	if status, _ := browser(e, http.MethodPost, link, url.Values{"verb": {"retry"}}, "Sec-Fetch-Site", "cross-site"); status != http.StatusForbidden {
+		t.Errorf("a page of another site may post: %d", status)
+	}
+	if status, page := browser(e, http.MethodPost, link, url.Values{"verb": {"ack"}}); status != http.StatusOK || !strings.Contains(page, "30m") {
+		t.Errorf("ack = %d %s", status, page)
+	}
+	if a := w.list()[0]; a.AckBy != "ann by link" || a.State != fleet.AlertAcknowledged {
+		t.Errorf("alert = %+v, want it acknowledged by ann", a)
+	}
+	for verb, form := range map[string]url.Values{"": {}, "hack": {}, "reassign": {}, "answer": {}, "complete": {}} {
+		form.Set("verb", verb)
+		if status, _ := browser(e, http.MethodPost, link, form); status != http.StatusBadRequest {
+			t.Errorf("POST %q with nothing = %d, want 400", verb, status)
+		}
+	}
+	status, page := browser(e, http.MethodPost, link, url.Values{"verb": {"complete"}, "result": {`{"port":81}`}})
+	if status != http.StatusOK {
+		t.Fatalf("complete = %d %s", status, page)
+	}
+	rs := w.resumed()
+	r, err := fleet.DecodeResult(rs[0].Result)
+	if len(rs) != 1 || rs[0].By != "ann by link" || rs[0].Verb != "complete" || err != nil || string(r.Output) != `{"port":81}` {
+		t.Errorf("resume = %+v, %v", rs, err)
+	}
+	// The link has been used.
+	status, page = browser(e, http.MethodPost, link, url.Values{"verb": {"retry"}})
+	if status != http.StatusConflict || !strings.Contains(page, "ann by link has answered") {
+		t.Errorf("a second POST = %d %s, want 409 that tells who", status, page)
+	}
+	if status, page = browser(e, http.MethodGet, link, nil); status != http.StatusOK || strings.Contains(page, "<form") {
+		t.Errorf("GET afterwards = %d, with a form: %t", status, strings.Contains(page, "<form"))
+	}
+	kinds := map[string]int{}
+	for _, ev := range w.events() {
+		kinds[ev.Event]++
+	}
+	if kinds["refused"] == 0 || kinds["answered"] != 1 || kinds["acknowledged"] != 1 || kinds["called"] != 1 {
+		t.Errorf("events = %v", kinds)
+	}
+}
+
+// TestForgedLinks are refused, and kept.
+func TestForgedLinks(t *testing.T) {
+	t.Parallel()
+	w, e, link := called(t)
+	base, token, _ := strings.Cut(link, "/escalation/")
+	payload, mac, _ := strings.Cut(token, ".")
+	claims, err := base64.RawURLEncoding.DecodeString(payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := base64.RawURLEncoding.EncodeToString([]byte(strings.Replace(string(claims), "ann", "bob", 1)))
+	for name, forged := range map[string]string{
+		"nothing": "x", "no signature": payload, "an empty signature": payload + ".", "another signature": payload + "." + strings.Repeat("A", len(mac)),
+		"another name": other + "." + mac, "not base64": payload + ".~", "a longer signature": token + "AA",
+	} {
+		for _, method := range []string{http.MethodGet, http.MethodPost} {
+			status, page := browser(e, method, base+"/escalation/"+forged, url.Values{"verb": {"retry"}})
+			if status != http.StatusUnauthorized || strings.Contains(page, "<form") {
+				t.Errorf("%s with %s = %d", method, name, status)
+			}
+		}
+	}
+	if len(w.resumed()) != 0 {
+		t.Error("a forged link has answered")
+	}
+	refused := 0
+	for _, ev := range w.events() {
+		if ev.Event == "refused" {
+			refused++
+		}
+	}
+	s, err := call[fleet.EscalationStatusReply](w, "status", fleet.EscalationStatus{})
+	if err != nil || refused != 14 || s.Refused != 14 {
+		t.Errorf("%d refusals kept, %d counted, %v; want 14", refused, s.Refused, err)
+	}
+}
+
+// TestLinkTimes: a link expires, by clocks that may be 5 min apart; and every
+// replica takes the links of every other.
+func TestLinkTimes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, bustest.NewFake(t))
+		w.worker(escalation.Config{Chain: policy.Chain{Contacts: []string{"ann"}}, URL: "http://p", LinkTTL: time.Hour})
+		other, _ := w.worker(escalation.Config{})
+		w.wait("t", "a", subjects.CodeAgentError)
+		time.Sleep(time.Minute)
+		link := w.deliveries()[0].message.Link
+		for _, tt := range []struct {
+			pass time.Duration
+			want int
+		}{{0, 200}, {59 * time.Minute, 200}, {4 * time.Minute, 200}, {2 * time.Minute, 401}} {
+			time.Sleep(tt.pass)
+			if status, page := browser(other, http.MethodGet, link, nil); status != tt.want {
+				t.Errorf("after %s more: %d %s, want %d", tt.pass, status, page, tt.want)
+			}
+		}
+	})
+}

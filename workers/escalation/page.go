@@ -1,0 +1,184 @@
+package escalation
+
+import (
+	"bytes"
+	"encoding/json"
+	"html/template"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// Handler serves the links in calls: GET shows what waits and asks, POST acts.
+// Whoever has a link may answer as its contact; a page of another site cannot
+// post here, and programs that only look at links change nothing.
+func (w *Worker) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+LinkPath+"{token}", w.getLink)
+	mux.HandleFunc("POST "+LinkPath+"{token}", w.postLink)
+	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+// page is what the template shows.
+type page struct {
+	Title, Message string
+	Alert          *fleet.Alert
+	By             string
+	Form           bool
+}
+
+func (w *Worker) getLink(rw http.ResponseWriter, r *http.Request) {
+	c, ok := w.admit(rw, r)
+	if !ok {
+		return
+	}
+	a, err := w.shown(r.Context(), c.Alert, maxNamed)
+	if err != nil {
+		w.fail(rw, err)
+		return
+	}
+	p := page{Title: summary(*a), Alert: a, By: c.by(), Form: true}
+	if err := open(a, c.Alert); err != nil {
+		p.Form, p.Message = false, subjects.AsError(err).Message
+	}
+	w.render(rw, http.StatusOK, p)
+}
+
+func (w *Worker) postLink(rw http.ResponseWriter, r *http.Request) {
+	c, ok := w.admit(rw, r)
+	if !ok {
+		return
+	}
+	r.Body = http.MaxBytesReader(rw, r.Body, fleet.MaxMessage)
+	if err := r.ParseForm(); err != nil {
+		w.fail(rw, subjects.Errorf(subjects.CodeInvalidMessage, "the form cannot be read"))
+		return
+	}
+	verb := r.PostForm.Get("verb")
+	if verb == "ack" {
+		if _, err := w.acknowledge(r.Context(), c.by(), c.Alert); err != nil {
+			w.fail(rw, err)
+			return
+		}
+		w.render(rw, http.StatusOK, page{Title: "Thank you", Message: "You see to it. Nobody else is called for " + w.cfg.Chain.AckTimeout.String() + "; this link still takes your answer."})
+		return
+	}
+	req := &fleet.EscalationAnswer{
+		ID: c.Alert, AgentID: subjects.AgentID(strings.TrimSpace(r.PostForm.Get("agent_id"))), Text: r.PostForm.Get("text"),
+	}
+	if verb == fleet.VerbComplete {
+		req.Result = asResult(r.PostForm.Get("result"))
+	}
+	if !slices.Contains(fleet.HumanVerbs(), verb) {
+		w.fail(rw, subjects.Errorf(subjects.CodeInvalidMessage, "%q is not something to decide", clip(verb, 40)))
+		return
+	}
+	done, err := w.decide(r.Context(), c.by(), verb, req, false)
+	switch {
+	case err != nil && subjects.CodeOf(err) == subjects.CodeLateResult:
+		w.refuse(r.Context(), c.Alert, c.by(), "the link was used again: "+err.Error())
+		w.fail(rw, err)
+	case err != nil:
+		w.fail(rw, err)
+	default:
+		p := page{Title: "Thank you", Message: "Your answer, " + verb + ", is on its way to what waits."}
+		for _, problem := range done.Problems {
+			p.Message += "\n" + problem
+		}
+		w.render(rw, http.StatusOK, p)
+	}
+}
+
+// asResult makes a result of what a human typed: a TASK_RESULT as it is, any
+// other text or JSON as the output.
+func asResult(text string) json.RawMessage {
+	if r, err := fleet.DecodeResult([]byte(text)); err == nil {
+		return fleet.MustEncode(r)
+	}
+	if strings.TrimSpace(text) == "" {
+		return nil
+	}
+	output := json.RawMessage(text)
+	if !json.Valid(output) {
+		output = fleet.MustEncode(text)
+	}
+	return fleet.MustEncode(&fleet.Result{
+		Header: fleet.Header{Type: fleet.TypeResult, ProtocolVersion: fleet.Version},
+		Status: fleet.StatusDone, NextSteps: []string{}, Output: output,
+	})
+}
+
+// admit checks the link.
+func (w *Worker) admit(rw http.ResponseWriter, r *http.Request) (claims, bool) {
+	c, err := w.check(r.PathValue("token"), time.Now())
+	if err != nil {
+		w.refuse(r.Context(), c.Alert, r.RemoteAddr, err.Error())
+		w.fail(rw, err)
+		return c, false
+	}
+	return c, true
+}
+
+func (w *Worker) fail(rw http.ResponseWriter, err error) {
+	e := subjects.AsError(err)
+	_, _, _, status := subjects.CodeInfo(e.Code)
+	if e.Code == subjects.CodeInternal {
+		w.log.Error("answer a link", attrErr(err))
+	}
+	message := e.Message
+	if e.Remedy != "" {
+		message += "\n" + e.Remedy
+	}
+	w.render(rw, status, page{Title: string(e.Code), Message: message})
+}
+
+func (w *Worker) render(rw http.ResponseWriter, status int, p page) {
+	var b bytes.Buffer
+	if err := pages.Execute(&b, p); err != nil {
+		w.log.Error("make a page", slog.Any("error", err))
+		status = http.StatusInternalServerError
+	}
+	h := rw.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Robots-Tag", "noindex")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
+	rw.WriteHeader(status)
+	_, _ = rw.Write(b.Bytes()) // nobody is left to be told
+}
+
+var pages = template.Must(template.New("page").Parse(`<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Parley: {{.Title}}</title>
+<style>
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}
+pre,code{font:14px ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+article,form{border:1px solid #8886;border-radius:.5rem;padding:.75rem 1rem;margin:1rem 0}
+input,textarea{font:inherit;width:100%;box-sizing:border-box}
+button{font:inherit;padding:.4rem 1rem;margin:.5rem .5rem 0 0}
+label{display:block}small{opacity:.75}
+</style></head><body>
+<h1>{{.Title}}</h1>
+{{with .Message}}<pre role="status">{{.}}</pre>{{end}}
+{{with .Alert}}<p>Alert <code>{{.AlertID}}</code>, {{.State}}, since {{.Since.Format "2006-01-02 15:04:05"}} UTC{{with .AckBy}}; {{.}} sees to it{{end}}</p>
+{{range .Tasks}}<article><b><code>{{.TaskID}}</code></b> from {{.From}}<br>
+{{with .Brief}}<q>{{.}}</q><br>{{end}}
+<b>{{.Code}}</b>: {{.Message}}<br>
+{{range .Tried}}<small>attempt {{.Attempt}} by {{.AgentID}}: {{.Code}} {{.Message}}</small><br>{{end}}
+<small>gives up at {{.GiveUpAt.Format "2006-01-02 15:04:05"}} UTC</small></article>{{end}}
+{{with .Omitted}}<p>and {{.}} more</p>{{end}}{{end}}
+{{if .Form}}<p>You answer as <b>{{.By}}</b>, for all of them, once.</p>
+<form method="post"><button name="verb" value="ack">I see to it</button><button name="verb" value="retry">Try again</button><button name="verb" value="cancel">Cancel</button></form>
+<form method="post"><label>Give it to agent <input name="agent_id" required maxlength="64" pattern="[A-Za-z0-9_\-]+"></label><button name="verb" value="reassign">Reassign</button></form>
+<form method="post"><label>Try again, knowing that <textarea name="text" rows="4" required></textarea></label><button name="verb" value="answer">Answer</button></form>
+<form method="post"><label>The result, as text or JSON <textarea name="result" rows="4" required></textarea></label><button name="verb" value="complete">Complete</button></form>
+{{end}}</body></html>
+`))

@@ -1,0 +1,45 @@
+package router_test
+
+import (
+	"testing"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// TestCoolDownIsShared: an agent that said 429 is left alone by every router,
+// and by one that starts later, for as long as it asked; a shorter rest for
+// another reason does not cut that short.
+func TestCoolDownIsShared(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	a := w.join("a", func(ann *fleet.Announce) { ann.Worker.MaxParallel = 2 })
+	limited := w.send(dispatchJSON("x", `"agent":"a","alternatives":["b"]`))
+	broken := w.send(dispatchJSON("y", `"agent":"a","alternatives":["b"]`))
+	a.offered()
+	a.offered()
+	const asked = 8 * time.Second
+	_, err := a.result(limited, fleet.Result{Status: fleet.StatusError, Error: &fleet.ResultError{
+		Code: subjects.CodeAgentError, Message: "too many requests", HTTPStatus: 429, RetryAfterSeconds: asked.Seconds(), Retryable: true,
+	}})
+	said := time.Now()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.result(broken, failed(subjects.CodeAgentError, false)); err != nil { // rests for 5 s
+		t.Fatal(err)
+	}
+	w.router("later")
+	next := w.send(dispatchJSON("z", `"agent":"a"`))
+	a.offered()
+	if waited := time.Since(said); waited < asked-500*time.Millisecond {
+		t.Errorf("it was offered a task %s after it asked for %s", waited, asked)
+	}
+	if v := w.view(limited); len(v.Attempts) != 1 || v.Attempts[0].Code != subjects.CodeRateLimited {
+		t.Errorf("attempts = %+v, want one that was rate_limited", v.Attempts)
+	}
+	if v := w.view(next); v.AgentID != "a" {
+		t.Errorf("task = %+v, want it at a", v)
+	}
+}

@@ -1,0 +1,232 @@
+package router
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"parley/escalation"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// Policy is how failures are met where a dispatch does not say it. Zero fields
+// take the fleet's defaults.
+type Policy struct {
+	MaxRetries  *int
+	OnBlocked   string
+	Escalate    string
+	AlertRepeat time.Duration
+	GiveUpAfter time.Duration
+}
+
+func (p Policy) terms() fleet.Policy {
+	t := fleet.Policy{
+		MaxRetries: fleet.DefaultMaxRetries, OnBlocked: p.OnBlocked, Escalate: p.Escalate,
+		AlertRepeat: cmp.Or(p.AlertRepeat, fleet.DefaultAlertRepeat).Seconds(),
+		GiveUpAfter: cmp.Or(p.GiveUpAfter, fleet.DefaultGiveUpAfter).Seconds(),
+	}
+	if p.MaxRetries != nil {
+		t.MaxRetries = *p.MaxRetries
+	}
+	return t
+}
+
+// policyOf is the policy of a task from now to its end.
+func policyOf(t *fleet.Task, defaults fleet.Policy) fleet.Policy {
+	p := fleet.Policy{
+		MaxRetries: defaults.MaxRetries, Agent: t.Agent, Alternatives: t.Alternatives,
+		OnBlocked:   cmp.Or(t.OnBlocked, defaults.OnBlocked),
+		Escalate:    cmp.Or(t.Escalate, defaults.Escalate),
+		AlertRepeat: cmp.Or(t.AlertRepeat, defaults.AlertRepeat),
+		GiveUpAfter: cmp.Or(t.GiveUpAfter, defaults.GiveUpAfter),
+	}
+	if t.MaxRetries != nil {
+		p.MaxRetries = *t.MaxRetries
+	}
+	return p
+}
+
+func waitsForHuman(e *fleet.Event) bool {
+	return e.State == fleet.StateInputRequired && e.Facts.Await == fleet.AwaitHuman
+}
+
+// awaitHuman makes n a record that waits for a human: without holder and slot.
+func awaitHuman(n *fleet.Event) {
+	letGo(n)
+	n.Facts.Human = nil
+	n.Facts.Await, n.Facts.AskedSeq = fleet.AwaitHuman, n.Seq
+	p := n.Facts.Policy
+	alert := n.Time.Add(seconds(cmp.Or(p.AlertRepeat, fleet.DefaultAlertRepeat.Seconds())))
+	until := n.Time.Add(seconds(cmp.Or(p.GiveUpAfter, fleet.DefaultGiveUpAfter.Seconds())))
+	n.Facts.AlertAt, n.Facts.GiveUpAt = &alert, &until
+}
+
+// unanswered asks the ladder what becomes of a task that waits for a human. It
+// returns nil while the task goes on waiting.
+func unanswered(e *fleet.Event, set settings, now time.Time) *fleet.Event {
+	n := *e
+	s := ladder(&n, set)
+	if s.GiveUpAt = e.Time; e.Facts.GiveUpAt != nil {
+		s.GiveUpAt = *e.Facts.GiveUpAt
+	}
+	r, action := climb(&n, s, nil, now)
+	if _, ok := action.(escalation.Wait); ok {
+		return nil
+	}
+	return r
+}
+
+// resumed is the record of what a human decided.
+func resumed(e *fleet.Event, h *fleet.HumanAnswer, r *fleet.Result, now time.Time) *fleet.Event {
+	var n *fleet.Event
+	switch h.Verb {
+	case fleet.VerbComplete:
+		n = done(e, r, now)
+	case fleet.VerbCancel:
+		n = canceled(e, subjects.AgentID(h.By), h.Text, now)
+	default:
+		n = next(e, fleet.KindResumed, fleet.StateQueued, now)
+		letGo(n)
+		n.Reason = e.Reason
+	}
+	n.Facts.Human, n.Data.Human = h, h
+	return n
+}
+
+// apiResume takes a human's decision in.
+func (w *Worker) apiResume(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	req, err := fleet.DecodeRequest[fleet.TaskResume](data)
+	if err != nil {
+		return nil, err
+	}
+	if from != w.cfg.Deputy && !w.operator(from) {
+		return nil, subjects.Errorf(subjects.CodeForbidden, "%s may not decide for a human", from).
+			WithRemedy("an operator may; the owner of a task can cancel it")
+	}
+	h := &fleet.HumanAnswer{
+		Verb: req.Verb, By: string(from), AgentID: req.AgentID, Text: req.Text, AnswerID: req.AnswerID, Time: time.Now().UTC(),
+	}
+	if from == w.cfg.Deputy && req.By != "" {
+		h.By = req.By
+	}
+	if req.Verb != fleet.VerbReassign {
+		h.AgentID = ""
+	}
+	var result *fleet.Result
+	if req.Verb == fleet.VerbComplete {
+		if result, err = humanResult(req.Result); err != nil {
+			return nil, err
+		}
+	}
+	if req.Verb == fleet.VerbReassign && !w.known(req.AgentID) {
+		return nil, subjects.Errorf(subjects.CodeNotFound, "no agent %q has announced itself", req.AgentID).
+			At("/agent_id").WithRemedy("agent list shows who has")
+	}
+	n, err := w.change(ctx, req.TaskID, func(v *view) (*fleet.Event, error) {
+		if was := v.ev.Facts.Human; was != nil && h.AnswerID != "" && was.AnswerID == h.AnswerID {
+			return nil, nil // decided so already
+		}
+		if !waitsForHuman(v.ev) || req.Seq != 0 && req.Seq != v.ev.Facts.AskedSeq {
+			return nil, tooLate(v.ev)
+		}
+		now := time.Now().UTC()
+		if !v.ev.Facts.Deadline.After(now) {
+			return expired(v.ev, now), nil
+		}
+		if result != nil {
+			if err := w.check(ctx, v, result); err != nil {
+				return nil, err
+			}
+		}
+		return resumed(v.ev, h, result, now), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return w.show(ctx, &view{ev: n}, false), nil
+}
+
+// humanResult reads what a human hands in as the result.
+func humanResult(data json.RawMessage) (*fleet.Result, error) {
+	r, err := fleet.DecodeResult(data)
+	if err != nil {
+		e := subjects.AsError(err)
+		return nil, e.At("/result" + e.Pointer)
+	}
+	if r.Status != fleet.StatusDone && r.Status != fleet.StatusPartial {
+		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "expected done or partial, got %q", r.Status).
+			At("/result/status").WithRemedy("cancel ends a task that nobody can do")
+	}
+	return r, nil
+}
+
+// known reports whether an agent of that id has announced itself.
+func (w *Worker) known(id subjects.AgentID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for in := range w.core.fleet.All() {
+		if in.Agent == id && in.Announce != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// tooLate is what a human is told whose answer changes nothing.
+func tooLate(e *fleet.Event) error {
+	const thanks = "; your answer came too late and changes nothing"
+	h := e.Facts.Human
+	switch {
+	case h != nil && e.State.Terminal():
+		return subjects.Errorf(subjects.CodeLateResult, "the task has ended (%s) after %s answered %q%s", e.State, h.By, h.Verb, thanks).
+			WithRemedy("dispatch it again if it is still wanted")
+	case e.State.Terminal():
+		return subjects.Errorf(subjects.CodeLateResult, "the task has ended (%s) at %s%s", e.State, e.Time.Format(time.RFC3339), thanks).
+			WithRemedy("dispatch it again if it is still wanted")
+	case h != nil:
+		return subjects.Errorf(subjects.CodeLateResult, "%s has answered already, with %q; the task is %s%s", h.By, h.Verb, e.State, thanks).
+			WithRemedy("task get shows how it goes on")
+	}
+	return subjects.Errorf(subjects.CodeLateResult, "the task is %s and waits for no human's answer to this escalation", e.State).
+		WithRemedy("task get shows it; task answer answers an agent's question")
+}
+
+// escalated is the level of escalation that the record n after cur is, "" for
+// none; "0" says that a wait for a human is over.
+func escalated(cur, n *fleet.Event) string {
+	switch {
+	case cur != nil && waitsForHuman(cur) && waitsForHuman(n):
+		return ""
+	case cur != nil && waitsForHuman(cur):
+		return "0"
+	case n.Kind == fleet.KindRetry:
+		return "1"
+	case n.Kind == fleet.KindReroute:
+		return "2"
+	case n.Kind == fleet.KindHuman, n.Kind == fleet.KindOutcome && n.Seq > 1 && (n.State == fleet.StateError || n.State == fleet.StateBlocked):
+		return "3"
+	}
+	return ""
+}
+
+// spentLate notes what an attempt spent that had ended without saying so. It
+// returns nil when there is nothing to note, or nowhere.
+func spentLate(e *fleet.Event, c claim, tokens int64, now time.Time) *fleet.Event {
+	if e.State.Terminal() || tokens <= 0 {
+		return nil
+	}
+	for i, a := range slices.Backward(e.Facts.Attempts) {
+		if a.Tokens != 0 || a.Attempt == 0 || !c.is(holder{a.AgentID, a.InstanceID, a.Epoch}, a.Attempt) {
+			continue
+		}
+		n := next(e, fleet.KindSpent, e.State, now)
+		n.Facts.Attempts = slices.Clone(e.Facts.Attempts)
+		n.Facts.Attempts[i].Tokens = tokens
+		n.Facts.TokensSpent += tokens
+		return n
+	}
+	return nil
+}
