@@ -55,11 +55,11 @@ func newCardSigner(text []byte) (*cardSigner, error) {
 	default:
 		return nil, errors.New("expected an ECDSA key on P-256, or an Ed25519 key")
 	}
-	print, err := s.pub.Thumbprint(crypto.SHA256)
+	mark, err := s.pub.Thumbprint(crypto.SHA256)
 	if err != nil {
 		return nil, err
 	}
-	s.pub.KeyID, s.pub.Algorithm, s.pub.Use = base64.RawURLEncoding.EncodeToString(print), string(alg), "sig"
+	s.pub.KeyID, s.pub.Algorithm, s.pub.Use = base64.RawURLEncoding.EncodeToString(mark), string(alg), "sig"
 	s.key = jose.SigningKey{Algorithm: alg, Key: jose.JSONWebKey{Key: private, KeyID: s.pub.KeyID}}
 	return s, nil
 }
@@ -84,7 +84,10 @@ func (s *cardSigner) sign(card []byte, address string) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var flat struct{ Protected, Signature string }
+	var flat struct {
+		Protected string `json:"protected"`
+		Signature string `json:"signature"`
+	}
 	if err := json.Unmarshal([]byte(jws.FullSerialize()), &flat); err != nil {
 		return nil, err
 	}
