@@ -122,7 +122,7 @@ func taskEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.task.<task>", Message: "TASK_EVENT",
-			Writer: "router", Readers: "router, escalation, audit",
+			Writer: "router", Readers: "router, escalation, gateway, audit",
 			Kept: "until 24 h after its end", Stream: StreamTasks,
 			Description: "The records of a task: the truth about it, written by compare-and-set.",
 		},
