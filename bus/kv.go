@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -91,6 +92,37 @@ func (k *KV) Create(ctx context.Context, key string, value []byte, ttl time.Dura
 // given at Create ends with it.
 func (k *KV) Update(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
 	return k.write(ctx, key, value, rev, 0)
+}
+
+// UpdateFor is Update with a time to live of its own.
+func (k *KV) UpdateFor(ctx context.Context, key string, value []byte, rev uint64, ttl time.Duration) (uint64, error) {
+	return k.write(ctx, key, value, rev, ttl)
+}
+
+// Entries returns the entries that have a value under the keys of pattern, in
+// which * stands for one token, in the order of their last change.
+func (k *KV) Entries(ctx context.Context, pattern string) ([]Entry, error) {
+	var out []Entry
+	place := make(map[string]int)
+	for from := uint64(1); ; {
+		msgs, more, err := k.b.History(ctx, k.stream, k.prefix+pattern, from, 256)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range msgs {
+			from = m.Seq + 1
+			e := k.entry(m)
+			if i, twice := place[e.Key]; twice { // a replica lagged, the leader knew
+				out[i] = e
+				continue
+			}
+			place[e.Key] = len(out)
+			out = append(out, e)
+		}
+		if !more {
+			return slices.DeleteFunc(out, func(e Entry) bool { return e.Deleted }), nil
+		}
+	}
 }
 
 // Put writes key, whatever it held.

@@ -17,6 +17,7 @@ import (
 
 	"parley/bus"
 	"parley/bus/bustest"
+	"parley/subjects"
 )
 
 func TestKV(t *testing.T) {
@@ -232,3 +233,33 @@ func TestObjects(t *testing.T) {
 type errReader struct{}
 
 func (errReader) Read([]byte) (int, error) { return 0, errors.New("broken") }
+
+func TestKVEntries(t *testing.T) {
+	t.Parallel()
+	k, err := bustest.New(t).Bus(t).KV(t.Context(), subjects.BucketPush)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"a.1", "a.2", "b.1", "a.3"} {
+		if _, err := k.Create(t.Context(), key, []byte(key), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := k.Delete(t.Context(), "a.2"); err != nil {
+		t.Fatal(err)
+	}
+	e, err := k.Get(t.Context(), "a.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.UpdateFor(t.Context(), "a.1", []byte("new"), e.Revision, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	got, err := k.Entries(t.Context(), "a.*")
+	if err != nil || len(got) != 2 || got[0].Key != "a.3" || got[1].Key != "a.1" || string(got[1].Value) != "new" {
+		t.Errorf("Entries = %v, %v", got, err)
+	}
+	if got, err := k.Entries(t.Context(), "c.*"); err != nil || len(got) != 0 {
+		t.Errorf("Entries of nothing = %v, %v", got, err)
+	}
+}

@@ -34,7 +34,7 @@ type Provisioning struct {
 const MinRoom = 256 << 20
 
 // buckets counts the streams of BucketMaxBytes.
-const buckets = 10
+const buckets = 11
 
 // sizes are the byte limits of the streams.
 type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, escalations, audit, bucket int64 }

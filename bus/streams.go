@@ -96,6 +96,9 @@ func taskAssets(p Provisioning, size sizes) []asset {
 		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketIdem, "router", "Idempotency keys, 24 h", jetstream.StreamConfig{
 			MaxAge: day, AllowMsgTTL: true, MaxBytes: size.bucket,
 		})},
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketPush, "gateway", "Push notification configs of A2A clients", jetstream.StreamConfig{
+			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		})},
 		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAgents, "router", "Operator drain and cool-down per agent", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},

@@ -13,6 +13,7 @@ const (
 
 	BucketIdem   = "FLEET_IDEM"   // idempotency keys
 	BucketAgents = "FLEET_AGENTS" // operators' drains, routers' cool-downs
+	BucketPush   = "FLEET_PUSH"   // push notification configs of A2A clients
 	BucketAlerts = "FLEET_ALERTS" // what waits for a human, and who was told
 	BucketLedger = "FLEET_LEDGER" // tokens spent, by session or run, task and attempt
 
@@ -83,6 +84,7 @@ func apiEntries() []Entry {
 		{"task", "events", "TaskEvents → TaskEventsReply", "orchestrator", "router", "The records of a task, from a sequence on."},
 		{"task", "cancel", "TaskCancel → TaskView", "orchestrator", "router", "End a task."},
 		{"task", "answer", "TaskAnswer → TaskView", "orchestrator", "router", "Answer the open question of a task."},
+		{"task", "message", "TaskMessage → TaskView", "orchestrator", "router", "Add a follow-up to a task that is under way."},
 		{"task", "resume", "TaskResume → TaskView", "operator, escalation", "router", "Answer a task that waits for a human."},
 		{"task", "explain", "TaskRef → TaskExplanation", "orchestrator", "router", "Why each agent was or was not chosen."},
 		{"escalation", "list", "EscalationList → EscalationListReply", "operator", "escalation", "What waits for a human, and the silences."},
@@ -123,7 +125,7 @@ func taskEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.task.<task>", Message: "TASK_EVENT",
-			Writer: "router", Readers: "router, escalation, audit",
+			Writer: "router", Readers: "router, escalation, gateway, audit",
 			Kept: "until 24 h after its end", Stream: StreamTasks,
 			Description: "The records of a task: the truth about it, written by compare-and-set.",
 		},

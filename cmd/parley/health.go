@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"net"
@@ -20,17 +21,19 @@ type healthChecks struct {
 	stopping  <-chan struct{} // closed when the process drains
 }
 
-// health serves /healthz (this process lives) and /readyz (it serves: every
-// worker does, the bus is connected, and it is not draining).
+// health serves the process's HTTP port: /healthz (this process lives), /readyz
+// (it serves: every worker does, the bus is connected, and it is not draining),
+// and the workers' pages.
 type health struct {
 	listener net.Listener
 	checks   healthChecks
 	pages    map[string]http.Handler // what else is served, by pattern
+	secure   bool                    // TLS
 }
 
 // listenHealth takes the address at once, so that a taken port is an error
 // before anything runs. It returns nil for the address off.
-func listenHealth(address string, checks healthChecks) (*health, error) {
+func (a *app) listenHealth(address string, checks healthChecks) (*health, error) {
 	if address == "off" || address == "" {
 		return nil, nil //nolint:nilnil // off is a valid setting
 	}
@@ -44,7 +47,17 @@ func listenHealth(address string, checks healthChecks) (*health, error) {
 	if err != nil {
 		return nil, usage("--http %q: %w", address, err).next("give an address such as 127.0.0.1:7411, or off")
 	}
-	return &health{listener: l, checks: checks, pages: make(map[string]http.Handler)}, nil
+	h := &health{listener: l, checks: checks, pages: make(map[string]http.Handler)}
+	if a.conf.HTTPCert == "" {
+		return h, nil
+	}
+	conf, err := a.conf.httpTLS()
+	if err != nil {
+		_ = l.Close()
+		return nil, usage("the HTTP port's TLS: %w", err).next("see --http-cert, --http-key and --http-client-ca")
+	}
+	h.listener, h.secure = tls.NewListener(l, conf), true
+	return h, nil
 }
 
 // nextPort is the address with the port after its own.
@@ -61,6 +74,9 @@ func nextPort(address string) string {
 func (h *health) address() string {
 	if h == nil {
 		return ""
+	}
+	if h.secure {
+		return "https://" + h.listener.Addr().String()
 	}
 	return "http://" + h.listener.Addr().String()
 }
@@ -89,7 +105,10 @@ func (h *health) Run(ctx context.Context) error {
 		answer(w, http.StatusOK, map[string]any{"status": "ok", "version": version})
 	})
 	mux.HandleFunc("GET /readyz", h.ready)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute, Protocols: new(http.Protocols)}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetHTTP2(h.secure)
+	server.Protocols.SetUnencryptedHTTP2(!h.secure) // gRPC
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(h.listener) }()
 	select {
@@ -97,7 +116,7 @@ func (h *health) Run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
-	// The requests in hand have a second; they do nothing but look.
+	// The workers have stopped: what is still in hand has a second.
 	over, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	err := server.Shutdown(over)

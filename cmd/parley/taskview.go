@@ -294,6 +294,10 @@ func detail(e *fleet.Event) string {
 		if x := e.Data.Answer; x != nil {
 			s = append(s, strings.TrimPrefix(string(x.From)+": "+x.Text, ": "))
 		}
+	case fleet.KindMessage:
+		if x := e.Data.Message; x != nil {
+			s = append(s, strings.TrimPrefix(string(x.From)+": "+x.Text, ": "))
+		}
 	case fleet.KindRetry:
 		if at := e.Facts.NotBefore; at != nil {
 			s = append(s, "not before "+at.UTC().Format(time.TimeOnly)+" UTC")

@@ -121,7 +121,7 @@ func TestReadyzTellsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	stopping := make(chan struct{})
 	connected := true
-	h, err := listenHealth("127.0.0.1:0", healthChecks{connected: func() bool { return connected }, stopping: stopping})
+	h, err := (&app{conf: &config{}}).listenHealth("127.0.0.1:0", healthChecks{connected: func() bool { return connected }, stopping: stopping})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ import (
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"registry", "sessions", "audit", "router", "webhooks", "escalation"}
+	return []string{"registry", "sessions", "audit", "router", "webhooks", "escalation", "gateway"}
 }
 
 // worker makes the worker called name; its pages, if it has any, go to h.
@@ -77,6 +77,8 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 			return workers.Worker{}, err
 		}
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "gateway":
+		return a.gateway(b, log, h)
 	}
 	return workers.Worker{}, fmt.Errorf("there is no worker %q", name)
 }
@@ -110,7 +112,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err != nil {
 		return a.notProvisioned(err, room)
 	}
-	h, err := listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done()})
+	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done()})
 	if err != nil {
 		return err
 	}

@@ -61,8 +61,20 @@ type TaskCancel struct {
 type TaskAnswer struct {
 	TaskID     subjects.TaskID `json:"task_id"`
 	QuestionID string          `json:"question_id,omitempty"` // absent: the open one
+	MessageID  string          `json:"message_id,omitempty"`  // as the sender calls it
 	Text       string          `json:"text,omitempty"`
 	Parts      []Part          `json:"parts,omitempty"`
+}
+
+// TaskMessage adds a follow-up to a task that has not ended: task message. The
+// reply is a TaskView. A repeat with the same ID is the same message.
+type TaskMessage struct {
+	TaskID    subjects.TaskID `json:"task_id"`
+	ID        string          `json:"id,omitempty"`         // absent: a new one
+	MessageID string          `json:"message_id,omitempty"` // as the sender calls it
+	Text      string          `json:"text,omitempty"`
+	Parts     []Part          `json:"parts,omitempty"`
+	Metadata  json.RawMessage `json:"metadata,omitzero"`
 }
 
 // TaskResume answers a task that waits for a human: task resume. The reply is a

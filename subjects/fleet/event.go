@@ -42,6 +42,7 @@ const (
 	KindArtifact = "artifact" // the agent published a piece of output
 	KindQuestion = "question" // the agent asks; the task is input_required
 	KindAnswer   = "answer"   // somebody answered; the task is working again
+	KindMessage  = "message"  // somebody adds to what the task says; its state stays
 	KindRetry    = "retry"    // level 1: the same agent again, not before NotBefore
 	KindReroute  = "reroute"  // level 2: another agent
 	KindReturned = "returned" // the agent handed it back unfailed (drain)
@@ -79,6 +80,7 @@ type Data struct {
 	Artifact *Artifact       `json:"artifact,omitempty"`
 	Question *Question       `json:"question,omitempty"`
 	Answer   *Answer         `json:"answer,omitempty"`
+	Message  *Message        `json:"message,omitempty"`
 	Human    *HumanAnswer    `json:"human,omitempty"` // resumed, outcome: what a human decided
 	Unknown  Unknown         `json:",unknown"`
 }
@@ -87,9 +89,22 @@ type Data struct {
 type Answer struct {
 	QuestionID string           `json:"question_id"`
 	From       subjects.AgentID `json:"from,omitempty"`
+	MessageID  string           `json:"message_id,omitempty"` // as its sender calls it
 	Text       string           `json:"text,omitempty"`
 	Parts      []Part           `json:"parts,omitempty"`
 	Unknown    Unknown          `json:",unknown"`
+}
+
+// Message is a follow-up: what somebody adds to a task that is under way. Every
+// attempt hears all of them: those of before in the offer, later ones as INPUT.
+type Message struct {
+	ID        string           `json:"id"`                   // unique in its task
+	MessageID string           `json:"message_id,omitempty"` // as its sender calls it
+	From      subjects.AgentID `json:"from,omitempty"`
+	Text      string           `json:"text,omitempty"`
+	Parts     []Part           `json:"parts,omitempty"`
+	Metadata  json.RawMessage  `json:"metadata,omitzero"` // an object
+	Unknown   Unknown          `json:",unknown"`
 }
 
 // Facts is what stays true of a task from record to record: its terms, fixed
@@ -111,6 +126,7 @@ type Facts struct {
 	HasSchema     bool               `json:"has_result_schema,omitzero"`
 	SessionID     subjects.SessionID `json:"session_id,omitempty"`
 	RunID         subjects.RunID     `json:"run_id,omitempty"`
+	ContextID     string             `json:"context_id,omitempty"`  // of its input
 	PayloadHash   string             `json:"payload_hash"`          // of the dispatch, hex SHA-256
 	DispatchSeq   uint64             `json:"dispatch_seq,omitzero"` // stream sequence of record 1; absent in it
 
@@ -122,6 +138,7 @@ type Facts struct {
 	Await       string     `json:"await,omitempty"`             // input_required: agent_question | human
 	Question    *Question  `json:"question,omitempty"`          // the open question
 	Answer      *Answer    `json:"answer,omitempty"`            // the last answer, until the attempt ends
+	Messages    []Message  `json:"messages,omitempty"`          // every follow-up, oldest first
 
 	AskedSeq uint64       `json:"asked_seq,omitzero"`   // waits for a human: the record since which it does
 	AlertAt  *time.Time   `json:"alert_at,omitempty"`   // waits for a human: who is told again from then on

@@ -50,7 +50,10 @@ func (c *Control) check(p *problems) {
 	p.attempt("/attempt", c.Attempt)
 	p.reason("/reason", c.Reason)
 	p.parts("/parts", c.Parts)
-	if c.Action == ActionInput {
+	switch {
+	case c.Action == ActionInput && c.ID != "":
+		p.refID("/id", c.ID)
+	case c.Action == ActionInput:
 		p.refID("/question_id", c.QuestionID)
 	}
 }

@@ -137,7 +137,9 @@ type Dispatch struct {
 	Attempt int              `json:"attempt,omitzero"` // added, offers only: from 1
 	Context json.RawMessage  `json:"context,omitzero"` // added, offers only: the session's context
 	Tried   []Tried          `json:"tried,omitempty"`  // added, offers only: what was tried before
-	Human   *HumanAnswer     `json:"human,omitempty"`  // added, offers only: what a human said who was asked
+	// Messages are added, in offers only: the follow-ups so far.
+	Messages []Message    `json:"messages,omitempty"`
+	Human    *HumanAnswer `json:"human,omitempty"` // added, offers only: what a human said who was asked
 	// SessionToken is added, offers only: what the session is used with.
 	SessionToken string  `json:"session_token,omitempty"`
 	Unknown      Unknown `json:",unknown"`
@@ -183,7 +185,12 @@ type Input struct {
 	ContextID string          `json:"context_id,omitempty"`
 	Parts     []Part          `json:"parts,omitempty"`
 	Metadata  json.RawMessage `json:"metadata,omitzero"`
-	Unknown   Unknown         `json:",unknown"`
+	// Extensions and ReferenceTaskIDs are A2A's; AcceptedOutputModes are the
+	// media types that the sender would like to get.
+	Extensions          []string `json:"extensions,omitempty"`
+	ReferenceTaskIDs    []string `json:"reference_task_ids,omitempty"`
+	AcceptedOutputModes []string `json:"accepted_output_modes,omitempty"`
+	Unknown             Unknown  `json:",unknown"`
 }
 
 // Part is an A2A part: exactly one of Text, Data, URL, Raw.
@@ -303,7 +310,8 @@ type Control struct {
 	TaskID     subjects.TaskID `json:"task_id,omitempty"`
 	Attempt    int             `json:"attempt,omitzero"`
 	Reason     *Reason         `json:"reason,omitempty"`
-	QuestionID string          `json:"question_id,omitempty"`
+	QuestionID string          `json:"question_id,omitempty"` // INPUT: the answer to this question,
+	ID         string          `json:"id,omitempty"`          // or the follow-up of this id
 	Text       string          `json:"text,omitempty"`
 	Parts      []Part          `json:"parts,omitempty"`
 	Unknown    Unknown         `json:",unknown"`

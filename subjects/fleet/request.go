@@ -99,6 +99,18 @@ func (r *TaskAnswer) check(p *problems) {
 	}
 }
 
+func (r *TaskMessage) check(p *problems) {
+	p.taskID("/task_id", r.TaskID, true)
+	p.parts("/parts", r.Parts)
+	p.object("/metadata", &r.Metadata)
+	if r.ID != "" {
+		p.refID("/id", r.ID)
+	}
+	if r.Text == "" && len(r.Parts) == 0 {
+		p.invalid("/text", "a message needs text or parts")
+	}
+}
+
 func (r *TaskResume) check(p *problems) {
 	p.taskID("/task_id", r.TaskID, true)
 	p.human(r.Verb, r.AgentID, r.Text, r.Result)

@@ -16,6 +16,7 @@ var binaries = struct {
 	parley built
 	crash  built
 	nats   built
+	a2a    built
 }{}
 
 type built struct {

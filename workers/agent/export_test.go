@@ -20,6 +20,10 @@ type toldLine func(text string, tokens *int64)
 
 func (l toldLine) progress(p progress)                            { l(p.text, p.tokens) }
 func (l toldLine) artifact(context.Context, fleet.Artifact) error { return nil }
+func (l toldLine) followUp(context.Context, int) (fleet.Message, error) {
+	return fleet.Message{}, context.Canceled
+}
+
 func (l toldLine) ask(context.Context, fleet.Question) (fleet.Answer, error) {
 	return fleet.Answer{}, context.Canceled
 }

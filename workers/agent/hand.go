@@ -54,6 +54,8 @@ type held struct {
 	asking    int              // questions open: the clock stands
 	questions map[string]*open // by id
 	answered  map[string]bool  // ids of questions that have been answered
+	followUps []fleet.Message  // those of the offer first
+	followed  chan struct{}    // closed and replaced when there is another one
 
 	pace pace // has its own lock
 }
@@ -423,14 +425,39 @@ func (a *hand) asked(h *held, id string) {
 	}
 }
 
-// input gives an answer to the question it is for; a repeated one is taken and
-// ignored. false when no such question was asked.
+// followUpLocked keeps a follow-up for the handler; one that it has is ignored.
+func (h *held) followUpLocked(m fleet.Message) {
+	if slices.ContainsFunc(h.followUps, func(old fleet.Message) bool { return old.ID == m.ID }) {
+		return
+	}
+	h.followUps = append(h.followUps, m)
+	close(h.followed)
+	h.followed = make(chan struct{})
+}
+
+// followUp is the n-th follow-up, or what is closed when there is another one.
+func (a *hand) followUp(h *held, n int) (*fleet.Message, <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n < len(h.followUps) {
+		return &h.followUps[n], nil
+	}
+	return nil, h.followed
+}
+
+// input gives an answer to the question it is for, or a follow-up to the task;
+// a repeated one is
+// taken and ignored. false when no such question was asked.
 func (a *hand) input(c *fleet.Control) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	h := a.tasks[c.TaskID]
 	if h == nil {
 		return false
+	}
+	if c.ID != "" {
+		h.followUpLocked(fleet.Message{ID: c.ID, Text: c.Text, Parts: c.Parts})
+		return true
 	}
 	if h.answered[c.QuestionID] {
 		return true

@@ -14,6 +14,11 @@ func prompt(d *fleet.Dispatch) string {
 	var b strings.Builder
 	preamble(&b, d)
 	b.WriteString(d.Brief)
+	for _, m := range d.Messages {
+		if m.Text != "" {
+			b.WriteString("\n\n# Added since\n\n" + m.Text)
+		}
+	}
 	for _, part := range instructions(d) {
 		b.WriteString("\n\n" + part)
 	}

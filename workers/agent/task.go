@@ -31,6 +31,7 @@ type line interface {
 	progress(p progress)
 	artifact(ctx context.Context, a fleet.Artifact) error
 	ask(ctx context.Context, q fleet.Question) (fleet.Answer, error)
+	followUp(ctx context.Context, n int) (fleet.Message, error)
 }
 
 // progress is one report; what is nil is not known.
@@ -93,6 +94,16 @@ func (t *Task) AskFor(ctx context.Context, q fleet.Question) (fleet.Answer, erro
 	return t.line.ask(ctx, q)
 }
 
+// FollowUp waits for the n-th message (from 0) that somebody has added to the
+// task. Those that came before the offer are in Dispatch.Messages, too. The
+// error is ctx's cause.
+func (t *Task) FollowUp(ctx context.Context, n int) (fleet.Message, error) {
+	if t.line == nil {
+		return fleet.Message{}, errors.New("nobody to hear from")
+	}
+	return t.line.followUp(ctx, n)
+}
+
 // wasInvalid reports whether the offer says that this agent's last result broke
 // its schema: sending that one again would help nobody.
 func (t *Task) wasInvalid() bool {
@@ -149,6 +160,20 @@ func (l link) ask(ctx context.Context, q fleet.Question) (fleet.Answer, error) {
 		case <-ctx.Done():
 			return fleet.Answer{}, context.Cause(ctx)
 		case <-moved.Done(): // a new attempt knows nothing of the question
+		}
+	}
+}
+
+func (l link) followUp(ctx context.Context, n int) (fleet.Message, error) {
+	for {
+		m, more := l.w.hand.followUp(l.h, n)
+		if m != nil {
+			return *m, nil
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return fleet.Message{}, context.Cause(ctx)
 		}
 	}
 }

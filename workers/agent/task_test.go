@@ -230,3 +230,34 @@ func TestExample(t *testing.T) {
 		t.Errorf("Run = %v", err)
 	}
 }
+
+func TestFollowUp(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t)
+	a := r.start(agent.Config{Handler: agent.HandlerFunc(func(ctx context.Context, task *agent.Task) (fleet.Result, error) {
+		if len(task.Dispatch.Messages) != 1 {
+			return fleet.Result{}, errors.New("the offer's follow-up is missing")
+		}
+		var all []string
+		for n := range 3 {
+			m, err := task.FollowUp(ctx, n)
+			if err != nil {
+				return fleet.Result{}, err
+			}
+			all = append(all, m.Text)
+		}
+		return agent.Text(strings.Join(all, " ")), nil
+	})})
+	d := dispatch("t1", "x")
+	d.Messages = []fleet.Message{{ID: "m0", Text: "before"}}
+	a.give(d)
+	for _, c := range []fleet.Control{{ID: "m0", Text: "before"}, {ID: "m1", Text: "one"}, {ID: "m1", Text: "one"}, {ID: "m2", Text: "two"}} {
+		c.Action, c.TaskID = fleet.ActionInput, "t1"
+		if p := a.tell(c); !p.OK {
+			t.Errorf("INPUT %s = %+v, want ok", c.ID, p)
+		}
+	}
+	if got := output(t, r.result("t1")); got != "before one two" {
+		t.Errorf("output = %q, want %q: each once, in order", got, "before one two")
+	}
+}

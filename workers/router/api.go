@@ -33,6 +33,7 @@ func (w *Worker) service() bus.Service {
 		{"task", "events", "the records of a task", w.apiEvents},
 		{"task", "cancel", "end a task", w.apiCancel},
 		{"task", "answer", "answer the open question of a task", w.apiAnswer},
+		{"task", "message", "add a follow-up to a task that is under way", w.apiMessage},
 		{"task", "resume", "answer a task that waits for a human", w.apiResume},
 		{"task", "explain", "why each agent was or was not chosen", w.apiExplain},
 		{"agent", "drain", "offer an agent nothing more", w.apiDrain(true)},
@@ -264,7 +265,7 @@ func (w *Worker) apiAnswer(ctx context.Context, from subjects.AgentID, data []by
 		if req.Text == "" && len(req.Parts) == 0 {
 			return nil, subjects.Errorf(subjects.CodeInvalidMessage, "the answer is empty").At("/text").WithRemedy("give text or parts")
 		}
-		return answered(v.ev, &fleet.Answer{QuestionID: open.ID, From: from, Text: req.Text, Parts: req.Parts}, time.Now().UTC()), nil
+		return answered(v.ev, &fleet.Answer{QuestionID: open.ID, From: from, MessageID: req.MessageID, Text: req.Text, Parts: req.Parts}, time.Now().UTC()), nil
 	})
 	if err != nil {
 		return nil, err

@@ -57,6 +57,7 @@ type hot struct {
 	renewed  time.Time       // when its lease was last renewed, or first seen
 	lost     string          // why its lease ended, "" while it has not
 	told     bool            // its agent has acknowledged the answer in ev
+	heard    int             // how many of ev's follow-ups its agent has acknowledged
 	offered  chan struct{}   // closed when the offer under way is over
 }
 
@@ -94,10 +95,12 @@ type (
 	catchUp struct{}
 	// stranded: none of the agents that alone may do it lives.
 	stranded struct{ task subjects.TaskID }
-	// tell: give the agent the answer to its question.
+	// tell: give the agent the answer to its question, and the follow-ups that
+	// it has not heard.
 	tell struct {
-		task subjects.TaskID
-		ev   *fleet.Event
+		task  subjects.TaskID
+		ev    *fleet.Event
+		heard int
 	}
 )
 
@@ -174,8 +177,8 @@ func (c *core) apply(ev *fleet.Event, seq uint64, now time.Time) {
 	if ev.State == fleet.StateQueued && e.flags&offering == 0 && (ev.Facts.NotBefore == nil || !ev.Facts.NotBefore.After(now)) {
 		c.enqueue(s, e, now)
 	}
-	if ev.Kind == fleet.KindAnswer && c.caughtUp && c.owned(e) {
-		c.do(tell{ev.TaskID, ev})
+	if h := c.hot[s]; h != nil && (ev.Kind == fleet.KindAnswer || h.unheard()) && c.caughtUp && c.owned(e) {
+		c.do(tell{ev.TaskID, h.ev, h.heard})
 	}
 }
 
@@ -260,7 +263,7 @@ func (c *core) keep(s slot, e *entry, ev *fleet.Event, now time.Time) {
 		h.dispatch = nil
 	}
 	if h.ev == nil || holderOf(h.ev) != holderOf(ev) || h.ev.Attempt != ev.Attempt {
-		h.renewed, h.lost = now, ""
+		h.renewed, h.lost, h.heard = now, "", 0
 	}
 	h.told = false
 	slim := *ev
@@ -369,10 +372,20 @@ func (c *core) answerTaken(id subjects.TaskID, question string) {
 	}
 }
 
+// unheard reports whether the holder misses follow-ups.
+func (h *hot) unheard() bool { return held(h.ev) && h.heard < len(h.ev.Facts.Messages) }
+
+// messageTaken notes that the agent has the follow-ups up to heard.
+func (c *core) messageTaken(id subjects.TaskID, attempt, heard int) {
+	if h := c.hot[c.x.find(id)]; h != nil && h.ev.Attempt == attempt {
+		h.heard = max(h.heard, heard)
+	}
+}
+
 // untold has the answer given to the agent once more.
 func (c *core) untold(id subjects.TaskID) {
 	if h := c.hot[c.x.find(id)]; h != nil && h.ev.Facts.Answer != nil {
 		h.told = false
-		c.do(tell{id, h.ev})
+		c.do(tell{id, h.ev, h.heard})
 	}
 }

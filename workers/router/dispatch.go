@@ -76,7 +76,7 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 	if d.Task.TaskID, err = w.name(ctx, from, d, id, hash); err != nil {
 		return nil, false, err
 	}
-	d.From, d.Attempt, d.Tried, d.Context, d.SessionToken = "", 0, nil, nil, ""
+	d.From, d.Attempt, d.Tried, d.Messages, d.Context, d.SessionToken = "", 0, nil, nil, nil, ""
 	if n, err = queued(d, from, nil, hash, w.set, now); err != nil {
 		// An earlier copy may have been accepted while its deadline was ahead.
 		if was, ok := w.existing(ctx, d.Task.TaskID, from, hash); ok {

@@ -66,8 +66,8 @@ func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fl
 		}
 		if holding[task] {
 			h.renewed, h.lost = now, ""
-			if h.ev.Facts.Answer != nil && !h.told && c.owned(c.x.at(c.x.find(task))) {
-				c.do(tell{task, h.ev})
+			if (h.ev.Facts.Answer != nil && !h.told || h.unheard()) && c.owned(c.x.at(c.x.find(task))) {
+				c.do(tell{task, h.ev, h.heard})
 			}
 		} else if silent := now.Sub(h.renewed); c.settled && in.Heartbeat > 0 && silent > lease(in) {
 			c.lose(task, h, fmt.Sprintf("%s/%s has not named the task among what it holds for %s", agent, instance, silent.Round(time.Second)), now)

@@ -84,9 +84,11 @@ func offerPayload(ev *fleet.Event, dispatch json.RawMessage, s SessionContext) [
 		Context json.RawMessage  `json:"context,omitzero"`
 		Token   string           `json:"session_token,omitempty"`
 
+		Messages []fleet.Message `json:"messages,omitempty"`
+
 		Human *fleet.HumanAnswer `json:"human,omitempty"`
 	}{
-		From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev), Human: ev.Facts.Human,
+		From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev), Messages: ev.Facts.Messages, Human: ev.Facts.Human,
 		Context: s.Context, Token: s.Token,
 	}
 	b := fleet.MustEncode(head)
@@ -317,18 +319,30 @@ func (w *Worker) recall(ctx context.Context, r recall) {
 	w.control(ctx, r.to, &m)
 }
 
-// tell gives the agent the answer to its question, until it has taken it.
+// tell gives the agent the answer to its question and the follow-ups, until it
+// has taken them.
 func (w *Worker) tell(ctx context.Context, t tell) {
-	a := t.ev.Facts.Answer
-	if a == nil || !held(t.ev) {
+	if !held(t.ev) {
 		return
 	}
+	to := instanceKey{t.ev.AgentID, t.ev.InstanceID}
 	m := fleet.Control{
 		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
-		Action: fleet.ActionInput, TaskID: t.task, QuestionID: a.QuestionID, Text: a.Text, Parts: a.Parts,
+		Action: fleet.ActionInput, TaskID: t.task,
 	}
-	if w.control(ctx, instanceKey{t.ev.AgentID, t.ev.InstanceID}, &m) {
-		w.with(func(c *core, _ time.Time) { c.answerTaken(t.task, a.QuestionID) })
+	if a := t.ev.Facts.Answer; a != nil {
+		m.QuestionID, m.Text, m.Parts = a.QuestionID, a.Text, a.Parts
+		if w.control(ctx, to, &m) {
+			w.with(func(c *core, _ time.Time) { c.answerTaken(t.task, a.QuestionID) })
+		}
+	}
+	m.QuestionID = ""
+	for i, follow := range t.ev.Facts.Messages[min(t.heard, len(t.ev.Facts.Messages)):] {
+		m.ID, m.Text, m.Parts = follow.ID, follow.Text, follow.Parts
+		if !w.control(ctx, to, &m) {
+			return
+		}
+		w.with(func(c *core, _ time.Time) { c.messageTaken(t.task, t.ev.Attempt, t.heard+i+1) })
 	}
 }
 

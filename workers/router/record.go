@@ -51,9 +51,16 @@ func queued(d *fleet.Dispatch, from subjects.AgentID, payload json.RawMessage, h
 			Timeout:      timeout, TokenBudget: t.TokenBudget, ReplySchema: t.ReplySchema,
 			HasSchema:     len(t.ResultSchema) > 0 && string(t.ResultSchema) != "null",
 			SessionBudget: t.SessionBudget, RunBudget: t.RunBudget,
-			SessionID: t.SessionID, RunID: t.RunID, PayloadHash: hash,
+			SessionID: t.SessionID, RunID: t.RunID, PayloadHash: hash, ContextID: contextOf(d),
 		},
 	}, nil
+}
+
+func contextOf(d *fleet.Dispatch) string {
+	if d.Input == nil {
+		return ""
+	}
+	return d.Input.ContextID
 }
 
 // refused is the only record of a dispatch that came by the raw door and
@@ -347,6 +354,14 @@ func answered(e *fleet.Event, a *fleet.Answer, now time.Time) *fleet.Event {
 	n.Facts.AttemptEnds, n.Facts.ClockLeft = &ends, 0
 	n.Facts.Await, n.Facts.Question = "", nil
 	n.Facts.Answer, n.Data.Answer = a, a
+	return n
+}
+
+// added is the record of a follow-up; nothing else changes.
+func added(e *fleet.Event, m fleet.Message, now time.Time) *fleet.Event {
+	n := next(e, fleet.KindMessage, e.State, now)
+	n.Facts.Messages = append(slices.Clip(e.Facts.Messages), m)
+	n.Data.Message = &m
 	return n
 }
 

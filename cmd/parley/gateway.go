@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/workers"
+	"parley/workers/gateway"
+)
+
+// gateway makes the gateway as the settings say; its pages go to h.
+func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
+	c := a.conf
+	tokens, err := readTokens(c.A2ATokens)
+	if err != nil {
+		return workers.Worker{}, err
+	}
+	cfg := gateway.Config{
+		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
+		Push: true, PushEndpoint: c.A2APush,
+		Auth: gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""},
+	}
+	if len(tokens) == 0 && c.A2AIssuer == "" && c.HTTPCA == "" && !c.A2AOpen && !localOnly(c.HTTP) {
+		return workers.Worker{}, usage("--http %s can be reached from other machines, and the A2A gateway would ask nobody who they are", c.HTTP).
+			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway out of --workers")
+	}
+	if c.A2AKey != "" {
+		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {
+			return workers.Worker{}, usage("--a2a-key: %w", err)
+		}
+	}
+	w, err := gateway.New(cfg)
+	if err != nil {
+		return workers.Worker{}, err
+	}
+	for pattern, page := range w.Handlers() {
+		h.serve(pattern, page)
+	}
+	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready}, nil
+}
+
+// localOnly reports whether an address is reached from this machine alone.
+func localOnly(address string) bool {
+	if address == "off" || address == "" {
+		return true
+	}
+	host, _, err := net.SplitHostPort(address)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
+
+// readTokens reads a file of lines "caller token".
+func readTokens(path string) (map[string]subjects.AgentID, error) {
+	if path == "" {
+		return nil, nil //nolint:nilnil // none is a valid setting
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, usage("--a2a-tokens: %w", err)
+	}
+	tokens := make(map[string]subjects.AgentID)
+	s := bufio.NewScanner(bytes.NewReader(data))
+	for n := 1; s.Scan(); n++ {
+		line := strings.TrimSpace(s.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		caller, token, _ := strings.Cut(line, " ")
+		token = strings.TrimSpace(token)
+		id, err := subjects.ParseAgentID(caller)
+		if err != nil || len(token) < minToken || strings.ContainsAny(token, " \t") {
+			return nil, usage("--a2a-tokens %s, line %d: expected a caller's id and a token of at least %d characters", path, n, minToken)
+		}
+		if _, twice := tokens[token]; twice {
+			return nil, usage("--a2a-tokens %s, line %d: the token is there twice", path, n)
+		}
+		tokens[token] = id
+	}
+	if len(tokens) == 0 {
+		return nil, usage("--a2a-tokens %s names nobody", path)
+	}
+	return tokens, s.Err()
+}
+
+const minToken = 16
+
+// httpTLS is the TLS of the HTTP port.
+func (c *config) httpTLS() (*tls.Config, error) {
+	cert, err := tls.LoadX509KeyPair(c.HTTPCert, c.HTTPKey)
+	if err != nil {
+		return nil, err
+	}
+	conf := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
+	if c.HTTPCA == "" {
+		return conf, nil
+	}
+	pem, err := os.ReadFile(c.HTTPCA)
+	if err != nil {
+		return nil, err
+	}
+	conf.ClientCAs = x509.NewCertPool()
+	if !conf.ClientCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s: %w", c.HTTPCA, errors.New("no certificate in it"))
+	}
+	conf.ClientAuth = tls.VerifyClientCertIfGiven
+	return conf, nil
+}

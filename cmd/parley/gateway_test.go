@@ -1,0 +1,50 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestReadTokens(t *testing.T) {
+	t.Parallel()
+	write := func(text string) string {
+		path := filepath.Join(t.TempDir(), "tokens")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	got, err := readTokens(write("# callers\nalice 0123456789abcdef\n\nbob  fedcba9876543210\n"))
+	if err != nil || len(got) != 2 || got["0123456789abcdef"] != "alice" || got["fedcba9876543210"] != "bob" {
+		t.Errorf("readTokens = %v, %v", got, err)
+	}
+	for text, want := range map[string]string{
+		"":                                       "names nobody",
+		"alice short":                            "line 1",
+		"not.an.id 0123456789abcdef":             "line 1",
+		"a 0123456789abcdef\nb 0123456789abcdef": "there twice",
+	} {
+		if _, err := readTokens(write(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "0123456789abcdef") {
+			t.Errorf("%q: %v, want %q and no token", text, err, want)
+		}
+	}
+	if _, err := readTokens("/nowhere"); err == nil {
+		t.Error("a file that is not there is taken")
+	}
+}
+
+func TestGatewayAsksWhoCallsFromOutside(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]bool{
+		"127.0.0.1:7411": true, "localhost:1": true, "[::1]:1": true, "off": true, "": true,
+		"0.0.0.0:7411": false, ":7411": false, "10.0.0.1:7411": false, "[::]:1": false,
+	} {
+		if got := localOnly(address); got != want {
+			t.Errorf("localOnly(%q) = %t, want %t", address, got, want)
+		}
+	}
+	s := newShell(t)
+	s.run(t, "up", "--port", "-1", "--http", "0.0.0.0:0", "--sync=1m").check(t, exitUsage, "", "--a2a-tokens")
+}

@@ -1,0 +1,93 @@
+package conformance_test
+
+import (
+	"slices"
+	"strings"
+
+	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"parley/bus/bustest"
+)
+
+var pushChecks = []check{
+	{"3.1.7", "MUST", "a push notification config can be made, read, listed and deleted, also on an ended task", "", func(c *client) {
+		task := c.send(say("echo")).GetId()
+		made := new(a2apb.TaskPushNotificationConfig)
+		c.call("CreateTaskPushNotificationConfig", &a2apb.TaskPushNotificationConfig{
+			TaskId: task, Id: "any id/of mine", Url: c.w.hooks.url + "/x", Token: "t", Authentication: &a2apb.AuthenticationInfo{Scheme: "Bearer", Credentials: "s"},
+		}, made)
+		c.call("CreateTaskPushNotificationConfig", &a2apb.TaskPushNotificationConfig{TaskId: task, Url: c.w.hooks.url + "/y"}, made)
+		if made.GetId() == "" || made.GetTaskId() != task {
+			c.Fatalf("made %v, want an id", made)
+		}
+		got := new(a2apb.TaskPushNotificationConfig)
+		c.call("GetTaskPushNotificationConfig", &a2apb.GetTaskPushNotificationConfigRequest{TaskId: task, Id: made.GetId()}, got)
+		if got.GetUrl() != c.w.hooks.url+"/y" {
+			c.Errorf("got %v", got)
+		}
+		list := new(a2apb.ListTaskPushNotificationConfigsResponse)
+		c.call("ListTaskPushNotificationConfigs", &a2apb.ListTaskPushNotificationConfigsRequest{TaskId: task}, list)
+		if len(list.GetConfigs()) != 2 || !slices.ContainsFunc(list.GetConfigs(), func(p *a2apb.TaskPushNotificationConfig) bool {
+			return p.GetId() == "any id/of mine" && p.GetToken() == "t" && p.GetAuthentication().GetScheme() == "Bearer"
+		}) {
+			c.Errorf("list %v", list)
+		}
+		for range 2 {
+			c.call("DeleteTaskPushNotificationConfig", &a2apb.DeleteTaskPushNotificationConfigRequest{TaskId: task, Id: made.GetId()}, new(emptypb.Empty))
+		}
+		c.is(c.fails("GetTaskPushNotificationConfig", &a2apb.GetTaskPushNotificationConfigRequest{TaskId: task, Id: made.GetId()}), taskNotFound)
+	}},
+	{"3.1.7", "MUST", "configs of unknown tasks, and addresses that are none, are refused", "", func(c *client) {
+		c.is(c.fails("CreateTaskPushNotificationConfig", &a2apb.TaskPushNotificationConfig{TaskId: "nothing", Url: "https://example.org"}), taskNotFound)
+		c.is(c.fails("DeleteTaskPushNotificationConfig", &a2apb.DeleteTaskPushNotificationConfigRequest{TaskId: "nothing", Id: "1"}), taskNotFound)
+		task := c.send(say("echo")).GetId()
+		for _, u := range []string{"", "ftp://example.org", "nowhere", "http://user:secret@example.org/"} {
+			c.is(c.fails("CreateTaskPushNotificationConfig", &a2apb.TaskPushNotificationConfig{TaskId: task, Url: u}), invalidParams)
+		}
+		req := say("echo")
+		req.Configuration = &a2apb.SendMessageConfiguration{TaskPushNotificationConfig: &a2apb.TaskPushNotificationConfig{Url: "nowhere"}}
+		c.is(c.fails("SendMessage", req), invalidParams)
+	}},
+	{"4.3.3", "MUST", "every event is pushed, in order, with the credentials that the client gave", "", func(c *client) {
+		path := "/events-" + strings.ReplaceAll(c.b.name(), "+", "-")
+		req := say("chunks")
+		req.Configuration = &a2apb.SendMessageConfiguration{TaskPushNotificationConfig: &a2apb.TaskPushNotificationConfig{
+			Url: c.w.hooks.url + path, Token: "token-1", Authentication: &a2apb.AuthenticationInfo{Scheme: "Bearer", Credentials: "secret-1"},
+		}}
+		c.send(req)
+		bustest.Eventually(c.w.t, "every notification", func() bool { return len(c.w.hooks.at(path)) >= 7 })
+		var events []event
+		for _, n := range c.w.hooks.at(path) {
+			events = append(events, event{msg: n.msg})
+			if n.header.Get("Authorization") != "Bearer secret-1" || n.header.Get("A2A-Notification-Token") != "token-1" ||
+				n.header.Get("Content-Type") != "application/a2a+json" || !strings.HasPrefix(n.header.Get("Webhook-Signature"), "v1,") {
+				c.Errorf("headers %v", n.header)
+			}
+		}
+		if got, want := story(events), "task:submitted working log +log +log. result. completed"; got != want {
+			c.Errorf("pushed %s, want %s", got, want)
+		}
+	}},
+	{"3.1.7", "MUST", "a config that is made later hears what happens from then on; a deleted one hears nothing", "", func(c *client) {
+		name := "later-" + strings.ReplaceAll(c.b.name(), "+", "-")
+		t := c.send(now("gate " + name))
+		c.w.await(t.GetId(), working)
+		for _, id := range []string{"stays", "goes"} {
+			c.call("CreateTaskPushNotificationConfig", &a2apb.TaskPushNotificationConfig{TaskId: t.GetId(), Id: id, Url: c.w.hooks.url + "/" + id + name}, new(a2apb.TaskPushNotificationConfig))
+		}
+		c.call("DeleteTaskPushNotificationConfig", &a2apb.DeleteTaskPushNotificationConfigRequest{TaskId: t.GetId(), Id: "goes"}, new(emptypb.Empty))
+		c.w.pass(name)
+		bustest.Eventually(c.w.t, "the notifications", func() bool { return len(c.w.hooks.at("/stays"+name)) >= 2 })
+		var events []event
+		for _, n := range c.w.hooks.at("/stays" + name) {
+			events = append(events, event{msg: n.msg})
+		}
+		if got, want := story(events), "result. completed"; got != want {
+			c.Errorf("pushed %s, want %s", got, want)
+		}
+		if n := c.w.hooks.at("/goes" + name); len(n) != 0 {
+			c.Errorf("the deleted config heard %d events", len(n))
+		}
+	}},
+}

@@ -1,0 +1,162 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base32"
+	"errors"
+	"strings"
+	"sync"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"golang.org/x/time/rate"
+
+	"parley/subjects"
+)
+
+// Auth says who may call. The zero value lets everybody in, as one caller.
+type Auth struct {
+	// Tokens are bearer tokens and API keys, each with the caller it proves.
+	Tokens map[string]subjects.AgentID
+	// Issuer is an OpenID provider whose tokens count, if they are for Audience.
+	Issuer, Audience string
+	// Certificates: a client certificate that the server has verified counts.
+	Certificates bool
+}
+
+// required reports whether a caller must say who they are.
+func (a *Auth) required() bool { return len(a.Tokens) > 0 || a.Issuer != "" || a.Certificates }
+
+// authenticator identifies callers.
+type authenticator struct {
+	cfg    Auth
+	hashed map[[sha256.Size]byte]subjects.AgentID
+
+	mu       sync.Mutex // guards verifier
+	verifier *oidc.IDTokenVerifier
+}
+
+func newAuthenticator(cfg Auth) *authenticator {
+	a := &authenticator{cfg: cfg, hashed: make(map[[sha256.Size]byte]subjects.AgentID)}
+	for token, id := range cfg.Tokens {
+		a.hashed[sha256.Sum256([]byte(token))] = id
+	}
+	return a
+}
+
+const headerAPIKey = "X-API-Key" //nolint:gosec // the name of a header
+
+// identify says who calls: each way of proving it that is configured counts.
+func (a *authenticator) identify(ctx context.Context, p params, peer peer) (subjects.AgentID, error) {
+	if !a.cfg.required() {
+		return anonymous, nil
+	}
+	if a.cfg.Certificates {
+		for _, c := range peer.certified {
+			return named("mtls", c.fingerprint, c.subject), nil
+		}
+	}
+	token := first(p, headerAPIKey)
+	if scheme, value, ok := strings.Cut(first(p, "Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
+		token = strings.TrimSpace(value)
+	}
+	if token == "" {
+		return "", faultf(kindUnauthenticated, "the request does not say who calls: send a bearer token, or the header "+headerAPIKey)
+	}
+	if id, ok := a.known(token); ok {
+		return id, nil
+	}
+	if a.cfg.Issuer == "" || strings.Count(token, ".") != 2 {
+		return "", faultf(kindUnauthenticated, "the token is not valid")
+	}
+	return a.verify(ctx, token)
+}
+
+// known looks a token up by its hash, comparing every one in constant time.
+func (a *authenticator) known(token string) (id subjects.AgentID, ok bool) {
+	sum := sha256.Sum256([]byte(token))
+	for h, owner := range a.hashed {
+		if subtle.ConstantTimeCompare(h[:], sum[:]) == 1 {
+			id, ok = owner, true
+		}
+	}
+	return id, ok
+}
+
+// verify checks a token of the issuer. The issuer's keys are found through its
+// discovery document, at the first token that needs them.
+func (a *authenticator) verify(ctx context.Context, token string) (subjects.AgentID, error) {
+	a.mu.Lock()
+	v := a.verifier
+	if v == nil {
+		// The provider keeps the context for later key look-ups.
+		provider, err := oidc.NewProvider(context.WithoutCancel(ctx), a.cfg.Issuer)
+		if err != nil {
+			a.mu.Unlock()
+			f := faultf(kindUnavailable, "the identity provider does not answer")
+			f.cause = err
+			return "", f
+		}
+		v = provider.VerifierContext(context.WithoutCancel(ctx), &oidc.Config{ClientID: a.cfg.Audience})
+		a.verifier = v
+	}
+	a.mu.Unlock()
+	t, err := v.Verify(ctx, token)
+	if err != nil {
+		f := faultf(kindUnauthenticated, "the token is not valid")
+		if _, expired := errors.AsType[*oidc.TokenExpiredError](err); expired {
+			f.message = "the token has expired"
+		}
+		f.cause = err
+		return "", f
+	}
+	return named("jwt", t.Issuer, t.Subject), nil
+}
+
+// named is the id of somebody whom another party knows by a name that need not
+// be one token. It can be nobody's whom the fleet knows otherwise.
+func named(how, realm, name string) subjects.AgentID {
+	sum := sha256.Sum256([]byte(realm + "\x00" + name))
+	return subjects.AgentID(how + "-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20])))
+}
+
+// limits bounds how often each caller calls.
+type limits struct {
+	rate  rate.Limit // 0: no limit
+	burst int
+
+	mu      sync.Mutex // guards callers
+	callers map[subjects.AgentID]*rate.Limiter
+}
+
+func newLimits(perSecond float64) *limits {
+	return &limits{rate: rate.Limit(perSecond), burst: max(1, int(2*perSecond)), callers: make(map[subjects.AgentID]*rate.Limiter)}
+}
+
+// maxCallers bounds the memory of limits; beyond it everybody starts afresh.
+const maxCallers = 100_000
+
+// take counts a call; the error says when the next one may come.
+func (l *limits) take(id subjects.AgentID) error {
+	if l.rate <= 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lim := l.callers[id]
+	if lim == nil {
+		if len(l.callers) >= maxCallers {
+			clear(l.callers)
+		}
+		lim = rate.NewLimiter(l.rate, l.burst)
+		l.callers[id] = lim
+	}
+	if r := lim.Reserve(); r.Delay() > 0 {
+		f := faultf(kindRateLimited, "too many calls; repeat later")
+		f.retry = r.Delay()
+		r.Cancel()
+		return f
+	}
+	return nil
+}

@@ -1,0 +1,170 @@
+package gateway
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"parley/subjects"
+)
+
+// issuer is an OpenID provider: its discovery document, its keys, and tokens.
+type issuer struct {
+	url    string
+	signer jose.Signer
+}
+
+func newIssuer(t *testing.T) *issuer {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := &issuer{}
+	mux := http.NewServeMux()
+	answer := func(v any) http.HandlerFunc {
+		return func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, 200, "application/json", v) }
+	}
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	i.url = s.URL
+	mux.HandleFunc("/.well-known/openid-configuration", answer(map[string]any{
+		"issuer": s.URL, "jwks_uri": s.URL + "/keys", "authorization_endpoint": s.URL, "token_endpoint": s.URL,
+		"id_token_signing_alg_values_supported": []string{"ES256"},
+	}))
+	mux.HandleFunc("/keys", answer(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k1", Algorithm: "ES256", Use: "sig"}}}))
+	i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: "k1"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+func (i *issuer) token(t *testing.T, c jwt.Claims) string {
+	t.Helper()
+	s, err := jwt.Signed(i.signer).Claims(c).Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestJWT checks which tokens of an OpenID provider say who calls.
+func TestJWT(t *testing.T) {
+	t.Parallel()
+	i, other := newIssuer(t), newIssuer(t)
+	a := newAuthenticator(Auth{Issuer: i.url, Audience: "fleet"})
+	now := time.Now()
+	good := jwt.Claims{Issuer: i.url, Subject: "user 1", Audience: jwt.Audience{"fleet"}, Expiry: jwt.NewNumericDate(now.Add(time.Hour))}
+	ask := func(token string) (subjects.AgentID, error) {
+		return a.identify(t.Context(), http.Header{"Authorization": {"Bearer " + token}}, peer{})
+	}
+	id, err := ask(i.token(t, good))
+	if err != nil || !strings.HasPrefix(string(id), "jwt-") {
+		t.Fatalf("identify = %q, %v", id, err)
+	}
+	if again, err := ask(i.token(t, good)); err != nil || again != id {
+		t.Errorf("the same subject is %q, then %q, %v", id, again, err)
+	}
+	second := good
+	second.Subject = "operator"
+	if two, err := ask(i.token(t, second)); err != nil || two == id || two == "operator" {
+		t.Errorf("another subject is %q, %v", two, err)
+	}
+	for name, change := range map[string]func(*jwt.Claims){
+		"expired":          func(c *jwt.Claims) { c.Expiry = jwt.NewNumericDate(now.Add(-time.Hour)) },
+		"another audience": func(c *jwt.Claims) { c.Audience = jwt.Audience{"other"} },
+		"another issuer":   func(c *jwt.Claims) { c.Issuer = other.url },
+	} {
+		c := good
+		change(&c)
+		if _, err := ask(i.token(t, c)); asFault(err).kind != kindUnauthenticated {
+			t.Errorf("%s: %v, want UNAUTHENTICATED", name, err)
+		}
+	}
+	if _, err := ask(other.token(t, good)); asFault(err).kind != kindUnauthenticated {
+		t.Errorf("another's signature: %v, want UNAUTHENTICATED", err)
+	}
+	away := newAuthenticator(Auth{Issuer: "http://127.0.0.1:1", Audience: "fleet"})
+	if _, err := away.identify(t.Context(), http.Header{"Authorization": {"Bearer " + i.token(t, good)}}, peer{}); asFault(err).kind != kindUnavailable {
+		t.Errorf("no provider: %v, want UNAVAILABLE", err)
+	}
+}
+
+// TestCertificates checks that a verified client certificate says who calls, and
+// only a verified one.
+func TestCertificates(t *testing.T) {
+	t.Parallel()
+	a := newAuthenticator(Auth{Certificates: true})
+	leaf := &x509.Certificate{Subject: pkix.Name{CommonName: "robot"}, Issuer: pkix.Name{CommonName: "ca"}}
+	verified := &http.Request{TLS: &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf}}}}
+	id, err := a.identify(t.Context(), http.Header{}, peerOf(verified))
+	if err != nil || !strings.HasPrefix(string(id), "mtls-") {
+		t.Errorf("identify = %q, %v", id, err)
+	}
+	verified.TLS.VerifiedChains = nil
+	if _, err := a.identify(t.Context(), http.Header{}, peerOf(verified)); asFault(err).kind != kindUnauthenticated {
+		t.Errorf("a certificate that was not verified: %v, want UNAUTHENTICATED", err)
+	}
+}
+
+// TestLimits checks that a caller who calls too often is told when to repeat,
+// and that others are not held up.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	l := newLimits(0.5)
+	if err := l.take("a"); err != nil {
+		t.Fatal(err)
+	}
+	f := asFault(l.take("a"))
+	if f.kind != kindRateLimited || f.retry <= 0 || f.retry > 2*time.Second {
+		t.Errorf("the second call: %v, retry after %s", f, f.retry)
+	}
+	if err := l.take("b"); err != nil {
+		t.Errorf("another caller: %v", err)
+	}
+}
+
+// TestOrigins checks that pages of the web get in from listed origins alone.
+func TestOrigins(t *testing.T) {
+	t.Parallel()
+	w := door(t)
+	w.cfg.Origins = []string{"https://app.example.org"}
+	for origin, want := range map[string]string{"https://app.example.org": "https://app.example.org", "https://evil.example.org": "", "": ""} {
+		r := httptest.NewRequest(http.MethodOptions, "http://localhost/a2a", nil)
+		r.Header.Set("Origin", origin)
+		rec := httptest.NewRecorder()
+		w.guarded(http.HandlerFunc(w.serveRPC)).ServeHTTP(rec, r)
+		if got := rec.Header().Get("Access-Control-Allow-Origin"); got != want {
+			t.Errorf("from %q: %q, want %q", origin, got, want)
+		}
+	}
+}
+
+// TestPublicAddress checks the card of a gateway behind a proxy.
+func TestPublicAddress(t *testing.T) {
+	t.Parallel()
+	w := door(t)
+	w.cfg.URL, w.publicHost, w.publicAuthority = "https://fleet.example.org", "fleet.example.org", "fleet.example.org"
+	w.listing.at = time.Now().Add(time.Hour) // nobody is there to ask
+	r := httptest.NewRequest(http.MethodGet, "http://fleet.example.org/.well-known/agent-card.json", nil)
+	rec := httptest.NewRecorder()
+	w.cards.tags, w.cards.at = map[string]string{}, map[string]time.Time{}
+	w.guarded(http.HandlerFunc(w.serveCard)).ServeHTTP(rec, r)
+	var card struct{ SupportedInterfaces []struct{ URL string } }
+	if err := json.Unmarshal(rec.Body.Bytes(), &card); err != nil || len(card.SupportedInterfaces) != 3 || card.SupportedInterfaces[0].URL != "https://fleet.example.org/a2a" {
+		t.Errorf("card %s, %v", rec.Body, err)
+	}
+}

@@ -1,0 +1,244 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// maxWaiting is how many records wait in memory for one slow reader. Beyond
+// that they are read from the store again when it is ready for them.
+const maxWaiting = 64
+
+// feed is what one replica hears of all tasks: a single tail of the records,
+// handed on in memory to whoever watches a task, and the index of ListTasks.
+type feed struct {
+	log     *slog.Logger
+	heardOf func(subjects.TaskID) // called for every task that a record comes of
+
+	mu    sync.Mutex
+	heard map[subjects.TaskID][]*watch
+	index map[subjects.TaskID]*listed
+}
+
+func newFeed(log *slog.Logger) *feed {
+	return &feed{log: log, heardOf: func(subjects.TaskID) {}, heard: make(map[subjects.TaskID][]*watch), index: make(map[subjects.TaskID]*listed)}
+}
+
+// listed is what ListTasks needs to know of a task.
+type listed struct {
+	id      subjects.TaskID
+	from    subjects.AgentID
+	agent   subjects.AgentID // pinned to it
+	context string
+	state   fleet.State
+	updated int64 // ms, as clients see it
+}
+
+var contextMark = []byte(`"context_id":"`)
+
+// record takes in one record of the tail.
+func (f *feed) record(m bus.Msg) {
+	vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject)
+	if !ok {
+		return
+	}
+	id := subjects.TaskID(vars[0])
+	defer f.heardOf(id)
+	f.mu.Lock()
+	watched := len(f.heard[id]) > 0
+	f.mu.Unlock()
+	if !watched && !bytes.Contains(m.Data, contextMark) {
+		return // not of A2A, and nobody looks
+	}
+	ev, err := fleet.DecodeEvent(m.Data)
+	if err != nil {
+		f.log.Warn("record ignored", slog.String("task_id", string(id)), slog.Any("error", err))
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if ev.Facts.ContextID != "" {
+		l := f.index[id]
+		if l == nil {
+			l = &listed{id: id, from: ev.Facts.From, agent: ev.Facts.Policy.Agent, context: ev.Facts.ContextID}
+			f.index[id] = l
+		}
+		l.state, l.updated = ev.State, ev.Time.UnixMilli()
+	}
+	for _, w := range f.heard[id] {
+		w.add(ev)
+	}
+}
+
+// forget drops a task from the index: its records are gone.
+func (f *feed) forget(id subjects.TaskID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.index, id)
+}
+
+// watch is one reader's queue of the records of one task.
+type watch struct {
+	task subjects.TaskID
+	wake chan struct{} // capacity 1
+
+	mu     sync.Mutex
+	queue  []*fleet.Event
+	missed bool // some were dropped: read the store
+}
+
+// watch begins to hear of a task; end it with unwatch.
+func (f *feed) watch(id subjects.TaskID) *watch {
+	w := &watch{task: id, wake: make(chan struct{}, 1)}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.heard[id] = append(f.heard[id], w)
+	return w
+}
+
+func (f *feed) unwatch(w *watch) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	rest := slices.DeleteFunc(f.heard[w.task], func(o *watch) bool { return o == w })
+	if len(rest) == 0 {
+		delete(f.heard, w.task)
+		return
+	}
+	f.heard[w.task] = rest
+}
+
+func (w *watch) add(ev *fleet.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.queue) >= maxWaiting {
+		w.queue, w.missed = nil, true
+	}
+	if !w.missed {
+		w.queue = append(w.queue, ev)
+	}
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take empties the queue; missed says that some are not in it.
+func (w *watch) take() (queue []*fleet.Event, missed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	queue, missed = w.queue, w.missed
+	w.queue, w.missed = nil, false
+	return queue, missed
+}
+
+// errStop ends follow without an error.
+var errStop = errors.New("stop")
+
+// follow calls fn with every record of the watch's task behind after, in order
+// and each once, until fn returns an error or ctx ends. With history it begins
+// with what is stored; without, after must be 0 and the task must be new.
+func (w *Worker) follow(ctx context.Context, from subjects.AgentID, x *watch, after uint64, history bool, fn func(*fleet.Event) error) error {
+	last := after
+	tell := func(ev *fleet.Event) error {
+		if ev.Seq <= last {
+			return nil
+		}
+		last = ev.Seq
+		return fn(ev)
+	}
+	for {
+		if history {
+			if err := w.events(ctx, from, x.task, last, tell); err != nil {
+				return stopped(err)
+			}
+		}
+		queue, missed := x.take()
+		history = missed
+		for _, ev := range queue {
+			if ev.Seq > last+1 {
+				history = true
+				break
+			}
+			if err := tell(ev); err != nil {
+				return stopped(err)
+			}
+		}
+		if history {
+			continue
+		}
+		select {
+		case <-x.wake:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func stopped(err error) error {
+	if errors.Is(err, errStop) {
+		return nil
+	}
+	return err
+}
+
+// events calls fn with the stored records of a task behind after.
+func (w *Worker) events(ctx context.Context, from subjects.AgentID, id subjects.TaskID, after uint64, fn func(*fleet.Event) error) error {
+	for {
+		page, err := ask[fleet.TaskEventsReply](ctx, w, from, "task", "events", fleet.TaskEvents{TaskID: id, AfterSeq: after, Limit: 1000})
+		if err != nil {
+			return err
+		}
+		for i := range page.Events {
+			ev := &page.Events[i]
+			after = ev.Seq
+			if err := fn(ev); err != nil {
+				return err
+			}
+		}
+		if !page.More {
+			return nil
+		}
+	}
+}
+
+// picture reads a task as it is now.
+func (w *Worker) picture(ctx context.Context, from subjects.AgentID, id subjects.TaskID) (*picture, error) {
+	p := new(picture)
+	err := w.events(ctx, from, id, 0, func(ev *fleet.Event) error { p.add(ev); return nil })
+	if err == nil && p.task == nil {
+		err = noTask(id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func noTask(id subjects.TaskID) *fault {
+	return faultf(kindTaskNotFound, "there is no task "+clean(string(id)))
+}
+
+// ask calls the fleet's API as from. While no worker answers for a moment, as
+// when one is just being replaced, it is asked again.
+func ask[T any](ctx context.Context, w *Worker, from subjects.AgentID, noun, verb string, req any) (T, error) {
+	data, ok := req.([]byte)
+	if !ok {
+		data = fleet.MustEncode(req)
+	}
+	var none T
+	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, bus.ErrTimeout)
+	defer cancel()
+	m, err := w.cfg.Bus.RequestUntil(ctx, subjects.API(from, noun, verb), data, nil, 0, nil)
+	if err != nil {
+		return none, err
+	}
+	return fleet.DecodeReply[T](m.Data)
+}

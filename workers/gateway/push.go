@@ -1,0 +1,407 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// maxPushConfigs is how many configs a task may have.
+const maxPushConfigs = 16
+
+// pushConfig is a push notification config, as the bucket FLEET_PUSH keeps it
+// under pushKey until the task's records go. Sent says how far its receiver has
+// been told: what lies behind it is in the outbox of the webhooks.
+type pushConfig struct {
+	ID          string           `json:"id"`
+	TaskID      subjects.TaskID  `json:"task_id"`
+	From        subjects.AgentID `json:"from"`
+	Tenant      string           `json:"tenant,omitempty"`
+	URL         string           `json:"url"`
+	Token       string           `json:"token,omitempty"`
+	Scheme      string           `json:"scheme,omitempty"`
+	Credentials string           `json:"credentials,omitempty"`
+	Sent        uint64           `json:"sent"`
+	Done        bool             `json:"done,omitempty"` // the end of the task was told, too
+	Until       time.Time        `json:"until"`          // the records may be gone then
+}
+
+// pushKey is where a config is kept: ids of clients need not be keys.
+func pushKey(task subjects.TaskID, id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return string(task) + "." + hex.EncodeToString(sum[:16])
+}
+
+// kept is a config with its revision.
+type kept struct {
+	pushConfig
+	rev uint64
+}
+
+// pusher tells receivers of their tasks: for every record of a task that has
+// configs it puts what a stream would tell into the outbox of the webhooks. All
+// replicas do so; the outbox takes each delivery once.
+type pusher struct {
+	w  *Worker
+	kv *bus.KV
+
+	mu      sync.Mutex
+	configs map[subjects.TaskID]map[string]kept // by key
+	dirty   map[subjects.TaskID]bool
+	busy    map[subjects.TaskID]bool
+	wake    chan struct{} // capacity 1
+}
+
+func newPusher(w *Worker) *pusher {
+	return &pusher{
+		w: w, configs: make(map[subjects.TaskID]map[string]kept),
+		dirty: make(map[subjects.TaskID]bool), busy: make(map[subjects.TaskID]bool), wake: make(chan struct{}, 1),
+	}
+}
+
+// mark says that a task may have something to tell.
+func (p *pusher) mark(task subjects.TaskID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.configs[task]) == 0 {
+		return
+	}
+	p.dirty[task] = true
+	p.kick()
+}
+
+func (p *pusher) kick() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// onEntry takes in a change of the bucket.
+func (p *pusher) onEntry(e bus.Entry) {
+	task, _, ok := strings.Cut(e.Key, ".")
+	if !ok {
+		return
+	}
+	id := subjects.TaskID(task)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e.Deleted {
+		delete(p.configs[id], e.Key)
+		if len(p.configs[id]) == 0 {
+			delete(p.configs, id)
+		}
+		return
+	}
+	k := kept{rev: e.Revision}
+	if err := json.Unmarshal(e.Value, &k.pushConfig); err != nil {
+		p.w.log.Warn("push config ignored", slog.String("key", e.Key), slog.Any("error", err))
+		return
+	}
+	p.learn(e.Key, k)
+}
+
+// learn needs the lock. A config that is new may have something to tell at once.
+func (p *pusher) learn(key string, k kept) {
+	of := p.configs[k.TaskID]
+	if of == nil {
+		of = make(map[string]kept)
+		p.configs[k.TaskID] = of
+	}
+	was, known := of[key]
+	if known && was.rev >= k.rev {
+		return
+	}
+	of[key] = k
+	if !k.Done && (!known || was.Sent > k.Sent) {
+		p.dirty[k.TaskID] = true
+		p.kick()
+	}
+}
+
+// pushers is how many tasks are told of at a time, and pushRetry how long one
+// rests after a failure.
+const (
+	pushers   = 8
+	pushRetry = time.Second
+)
+
+// run tells until ctx ends.
+func (p *pusher) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		if err := p.kv.Watch(ctx, p.onEntry); err != nil && ctx.Err() == nil {
+			p.w.log.Error("watch push configs", slog.Any("error", err))
+		}
+	})
+	slots := make(chan struct{}, pushers)
+	retry := time.NewTicker(pushRetry)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.wake:
+		case <-retry.C:
+		}
+		for _, task := range p.take() {
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
+			wg.Go(func() {
+				err := p.push(ctx, task)
+				<-slots
+				p.done(ctx, task, err)
+			})
+		}
+	}
+}
+
+// take is what is dirty and not in hand; it is in hand then.
+func (p *pusher) take() []subjects.TaskID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []subjects.TaskID
+	for task := range p.dirty {
+		if !p.busy[task] {
+			out = append(out, task)
+			p.busy[task] = true
+			delete(p.dirty, task)
+		}
+	}
+	return out
+}
+
+// done frees a task; one that failed is tried again at the next tick.
+func (p *pusher) done(ctx context.Context, task subjects.TaskID, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.busy, task)
+	if err != nil && ctx.Err() == nil {
+		p.dirty[task] = true
+		p.w.log.Warn("push notifications wait", slog.String("task_id", string(task)), slog.Any("error", err))
+		return
+	}
+	if p.dirty[task] {
+		p.kick()
+	}
+}
+
+// stored reads the configs of a task: one that was deleted hears nothing more.
+func (p *pusher) stored(ctx context.Context, task subjects.TaskID) (map[string]kept, error) {
+	entries, err := p.kv.Entries(ctx, string(task)+".*")
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]kept)
+	for _, e := range entries {
+		k := kept{rev: e.Revision}
+		if err := json.Unmarshal(e.Value, &k.pushConfig); err != nil {
+			return nil, err
+		}
+		all[e.Key] = k
+	}
+	return all, nil
+}
+
+// news is what a stream tells of one record.
+type news struct {
+	seq    uint64
+	frames []frame
+}
+
+// push puts what the receivers of a task have not been told into the outbox.
+// Configs are read after the records: one that is deleted before something
+// happens hears nothing of it.
+func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
+	p.mu.Lock()
+	var from subjects.AgentID
+	for _, k := range p.configs[task] {
+		from = k.From
+	}
+	p.mu.Unlock()
+	if from == "" {
+		return nil
+	}
+	var all []news
+	var last *fleet.Event
+	pic := new(picture)
+	err := p.w.events(ctx, from, task, 0, func(ev *fleet.Event) error {
+		last = ev
+		all = append(all, news{ev.Seq, pic.add(ev)})
+		return nil
+	})
+	gone := err != nil && asFault(err).kind == kindTaskNotFound
+	if err != nil && !gone {
+		return err
+	}
+	configs, err := p.stored(ctx, task)
+	if err != nil {
+		return err
+	}
+	keys := slices.Sorted(maps.Keys(configs))
+	if gone {
+		return p.drop(ctx, keys)
+	}
+	for _, key := range keys {
+		if err := p.tellAll(ctx, key, configs[key], all, last); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tellAll tells one receiver what it has not been told.
+func (p *pusher) tellAll(ctx context.Context, key string, k kept, all []news, last *fleet.Event) error {
+	if k.Done {
+		return nil
+	}
+	for _, n := range all {
+		if n.seq <= k.Sent {
+			continue
+		}
+		for i, f := range n.frames {
+			if err := p.tell(ctx, key, &k.pushConfig, n.seq, i, f); err != nil {
+				return err
+			}
+		}
+	}
+	return p.told(ctx, key, k, last)
+}
+
+// tell stores one delivery. Its id says what it is, so that it is one however
+// often it is stored.
+func (p *pusher) tell(ctx context.Context, key string, c *pushConfig, seq uint64, part int, f frame) error {
+	body, err := protojson.Marshal(f.msg)
+	if err == nil {
+		body, err = compact(body)
+	}
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d", key, seq, part))
+	d := c.delivery(hex.EncodeToString(sum[:20]), p.w.cfg.PushEndpoint)
+	d.Body = body
+	data, err := fleet.Encode(d)
+	if err != nil {
+		return err
+	}
+	_, err = p.w.cfg.Bus.Store(ctx, subjects.Webhook(d.Order, d.DeliveryID), data, string(d.DeliveryID), nil)
+	return err
+}
+
+// delivery is a delivery to the receiver, without its body.
+func (p *pushConfig) delivery(id, endpoint string) *fleet.Delivery {
+	d := &fleet.Delivery{
+		Header:     fleet.Header{Type: fleet.TypeDelivery, ProtocolVersion: fleet.Version},
+		DeliveryID: subjects.DeliveryID(id), Endpoint: endpoint, URL: p.URL,
+		Headers: map[string]string{}, ContentType: "application/a2a+json", Order: string(p.TaskID), Schedule: fleet.SchedulePush, TaskID: p.TaskID,
+	}
+	if p.Scheme != "" {
+		d.Headers["Authorization"] = strings.TrimSpace(p.Scheme + " " + p.Credentials)
+	}
+	if p.Token != "" {
+		d.Headers["A2A-Notification-Token"] = p.Token
+		d.Headers["X-A2A-Notification-Token"] = p.Token
+	}
+	return d
+}
+
+// told notes how far a receiver has been told. Whoever else has noted more was
+// faster, and is right.
+func (p *pusher) told(ctx context.Context, key string, k kept, last *fleet.Event) error {
+	if last == nil || last.Seq <= k.Sent {
+		return nil
+	}
+	k.Sent, k.Done, k.Until = last.Seq, last.State.Terminal(), last.Facts.Deadline.Add(keepAfter)
+	rev, err := p.kv.UpdateFor(ctx, key, fleet.MustEncode(k.pushConfig), k.rev, max(time.Until(k.Until), time.Minute))
+	if errors.Is(err, bus.ErrConflict) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	k.rev = rev
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, still := p.configs[k.TaskID][key]; still {
+		p.learn(key, k)
+	}
+	return nil
+}
+
+// drop removes the configs of a task whose records are gone.
+func (p *pusher) drop(ctx context.Context, keys []string) error {
+	for _, key := range keys {
+		if err := p.kv.Delete(ctx, key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// set stores a config in the place of one with the same id.
+func (p *pusher) set(ctx context.Context, c *pushConfig) error {
+	if err := c.check(p.w.cfg.PushEndpoint); err != nil {
+		return err
+	}
+	all, err := p.list(ctx, c.TaskID)
+	if err != nil {
+		return err
+	}
+	if len(all) >= maxPushConfigs && !slices.ContainsFunc(all, func(o pushConfig) bool { return o.ID == c.ID }) {
+		return faultf(kindInvalidParams, fmt.Sprintf("a task has at most %d push notification configs", maxPushConfigs))
+	}
+	key := pushKey(c.TaskID, c.ID)
+	if err := p.kv.Delete(ctx, key); err != nil {
+		return err
+	}
+	_, err = p.kv.Create(ctx, key, fleet.MustEncode(c), max(time.Until(c.Until), time.Minute))
+	return err
+}
+
+// check refuses a config that no delivery could be made of.
+func (p *pushConfig) check(endpoint string) error {
+	d := p.delivery("probe", endpoint)
+	d.Body = json.RawMessage(`{}`)
+	_, err := fleet.DecodeDelivery(fleet.MustEncode(d))
+	if err == nil {
+		return nil
+	}
+	e := subjects.AsError(err)
+	field := map[bool]string{true: "url", false: "authentication"}[strings.HasPrefix(e.Pointer, "/url")]
+	return badField(field, e.Message)
+}
+
+// list reads the configs of a task, in the order of their ids.
+func (p *pusher) list(ctx context.Context, task subjects.TaskID) ([]pushConfig, error) {
+	all, err := p.stored(ctx, task)
+	if err != nil {
+		return nil, err
+	}
+	var out []pushConfig
+	for _, k := range all {
+		out = append(out, k.pushConfig)
+	}
+	slices.SortFunc(out, func(a, b pushConfig) int { return cmp.Compare(a.ID, b.ID) })
+	return out, nil
+}

@@ -1,0 +1,154 @@
+package gateway
+
+import (
+	"context"
+	"encoding/base64"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// The operations on push notification configs.
+
+func (w *Worker) pushable() error {
+	if w.push == nil {
+		return faultf(kindNoPush, "push notifications are not supported here; follow the task by SubscribeToTask or GetTask")
+	}
+	return nil
+}
+
+// pushed is a visible task, for an operation on its configs.
+func (w *Worker) pushed(ctx context.Context, c *call, tenant, task string) (*picture, error) {
+	if err := w.pushable(); err != nil {
+		return nil, err
+	}
+	agent, err := tenantOf(tenant)
+	if err != nil {
+		return nil, err
+	}
+	if task == "" {
+		return nil, badField("taskId", "it is missing")
+	}
+	return w.visible(ctx, c, agent, task)
+}
+
+// keepAfter is how long the records of a task are kept at most, after its
+// deadline.
+const keepAfter = 24*time.Hour + time.Minute
+
+// newPush is a client's config for a task, of which the receiver knows the
+// records up to sent.
+func newPush(c *call, in *a2apb.TaskPushNotificationConfig, ev *fleet.Event, sent uint64) *pushConfig {
+	id := in.GetId()
+	if id == "" {
+		id = uuid.NewString()
+	}
+	return &pushConfig{
+		ID: id, TaskID: ev.TaskID, From: c.from, Tenant: in.GetTenant(), URL: in.GetUrl(), Token: in.GetToken(),
+		Scheme: in.GetAuthentication().GetScheme(), Credentials: in.GetAuthentication().GetCredentials(),
+		Sent: sent, Until: ev.Facts.Deadline.Add(keepAfter),
+	}
+}
+
+// checkPush refuses what cannot be a config.
+func (w *Worker) checkPush(c *call, in *a2apb.TaskPushNotificationConfig) error {
+	if err := w.pushable(); err != nil {
+		return err
+	}
+	if in.GetUrl() == "" {
+		return badField("url", "it is missing")
+	}
+	if len(in.GetId()) > maxForeignID {
+		return badField("id", "it is too long")
+	}
+	return newPush(c, in, &fleet.Event{TaskID: "probe"}, 0).check(w.cfg.PushEndpoint)
+}
+
+func (p *pushConfig) proto() *a2apb.TaskPushNotificationConfig {
+	out := &a2apb.TaskPushNotificationConfig{Tenant: p.Tenant, Id: p.ID, TaskId: string(p.TaskID), Url: p.URL, Token: p.Token}
+	if p.Scheme != "" {
+		out.Authentication = &a2apb.AuthenticationInfo{Scheme: p.Scheme, Credentials: p.Credentials}
+	}
+	return out
+}
+
+// createPush is the operation CreateTaskPushNotificationConfig. The receiver is
+// told what happens from now on.
+func (w *Worker) createPush(ctx context.Context, c *call, req *a2apb.TaskPushNotificationConfig) (*a2apb.TaskPushNotificationConfig, error) {
+	if err := w.checkPush(c, req); err != nil {
+		return nil, err
+	}
+	p, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId())
+	if err != nil {
+		return nil, err
+	}
+	cfg := newPush(c, req, p.last, p.seq)
+	cfg.Done = p.last.State.Terminal()
+	if err := w.push.set(ctx, cfg); err != nil {
+		return nil, err
+	}
+	return cfg.proto(), nil
+}
+
+func noConfig() error { return faultf(kindTaskNotFound, "there is no such push notification config") }
+
+// getPush is the operation GetTaskPushNotificationConfig.
+func (w *Worker) getPush(ctx context.Context, c *call, req *a2apb.GetTaskPushNotificationConfigRequest) (*a2apb.TaskPushNotificationConfig, error) {
+	if _, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId()); err != nil {
+		return nil, err
+	}
+	all, err := w.push.list(ctx, subjects.TaskID(req.GetTaskId()))
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(all, func(p pushConfig) bool { return p.ID == req.GetId() })
+	if i < 0 {
+		return nil, noConfig()
+	}
+	return all[i].proto(), nil
+}
+
+// listPush is the operation ListTaskPushNotificationConfigs.
+func (w *Worker) listPush(ctx context.Context, c *call, req *a2apb.ListTaskPushNotificationConfigsRequest) (*a2apb.ListTaskPushNotificationConfigsResponse, error) {
+	if _, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId()); err != nil {
+		return nil, err
+	}
+	after, err := base64.RawURLEncoding.DecodeString(req.GetPageToken())
+	if err != nil || req.GetPageSize() < 0 {
+		return nil, badField("pageToken", "it is none that this gateway gave, or pageSize is negative")
+	}
+	all, err := w.push.list(ctx, subjects.TaskID(req.GetTaskId()))
+	if err != nil {
+		return nil, err
+	}
+	out := &a2apb.ListTaskPushNotificationConfigsResponse{}
+	for i := range all {
+		if req.GetPageToken() != "" && all[i].ID <= string(after) {
+			continue
+		}
+		if n := int(req.GetPageSize()); n > 0 && len(out.Configs) == n {
+			out.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(out.Configs[n-1].GetId()))
+			break
+		}
+		out.Configs = append(out.Configs, all[i].proto())
+	}
+	return out, nil
+}
+
+// deletePush is the operation DeleteTaskPushNotificationConfig.
+func (w *Worker) deletePush(ctx context.Context, c *call, req *a2apb.DeleteTaskPushNotificationConfigRequest) (*emptypb.Empty, error) {
+	if _, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId()); err != nil {
+		return nil, err
+	}
+	if err := w.push.kv.Delete(ctx, pushKey(subjects.TaskID(req.GetTaskId()), req.GetId())); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}

@@ -1,0 +1,295 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+
+	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// idsOfKeys is the name space of the context ids that idempotency keys give.
+var idsOfKeys = uuid.MustParse("6f0f9a52-6a5e-5c55-8d0d-3c1f1a0f7a11")
+
+// sent is a message that the fleet has taken: new work, or a follow-up.
+type sent struct {
+	watch *watch
+	since uint64 // the record that took the message
+	fresh bool   // a new task: every record comes by the watch
+}
+
+// deliver hands a message to the fleet. The watch must be ended by the caller.
+func (w *Worker) deliver(ctx context.Context, c *call, req *a2apb.SendMessageRequest) (*sent, error) {
+	m := req.GetMessage()
+	parts, contract, err := checkMessage(m)
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := tenantOf(req.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	c.activate(activated(c.extensions, m.GetMetadata(), m.GetExtensions()))
+	var s *sent
+	if m.GetTaskId() != "" {
+		s, err = w.followUp(ctx, c, tenant, m, parts)
+	} else {
+		s, err = w.dispatch(ctx, c, tenant, req, parts, contract)
+	}
+	push := req.GetConfiguration().GetTaskPushNotificationConfig()
+	if err != nil || push == nil {
+		return s, err
+	}
+	// The receiver is told from the record on that took the message.
+	cfg := newPush(c, push, &fleet.Event{TaskID: s.watch.task, Facts: fleet.Facts{Deadline: time.Now().Add(fleet.MaxDeadline)}}, s.since-1)
+	if err := w.push.set(ctx, cfg); err != nil {
+		w.feed.unwatch(s.watch)
+		return nil, err
+	}
+	return s, nil
+}
+
+// checkMessage holds a message against the specification.
+func checkMessage(m *a2apb.Message) ([]fleet.Part, *Contract, error) {
+	switch {
+	case m == nil:
+		return nil, nil, badField("message", "it is missing")
+	case m.GetMessageId() == "":
+		return nil, nil, badField("message.messageId", "it is missing")
+	case m.GetRole() != a2apb.Role_ROLE_USER:
+		return nil, nil, badField("message.role", "expected ROLE_USER")
+	case len(m.GetParts()) == 0:
+		return nil, nil, badField("message.parts", "expected at least one part")
+	}
+	for _, id := range []struct{ field, value string }{
+		{"message.messageId", m.GetMessageId()}, {"message.contextId", m.GetContextId()},
+	} {
+		if len(id.value) > maxForeignID {
+			return nil, nil, badField(id.field, "expected at most "+strconv.Itoa(maxForeignID)+" bytes")
+		}
+	}
+	parts, err := fleetParts("message.parts", m.GetParts())
+	if err != nil {
+		return nil, nil, err
+	}
+	contract, err := readContract(m.GetMetadata())
+	if err != nil {
+		return nil, nil, err
+	}
+	return parts, contract, nil
+}
+
+// maxForeignID bounds the ids that clients choose.
+const maxForeignID = 256
+
+// tenantOf is the agent that a tenant stands for; "" is the fleet.
+func tenantOf(tenant string) (subjects.AgentID, error) {
+	if tenant == "" {
+		return "", nil
+	}
+	id, err := subjects.ParseAgentID(tenant)
+	if err != nil {
+		return "", badField("tenant", "it is not the id of an agent")
+	}
+	return id, nil
+}
+
+// dispatch makes a message a new task.
+func (w *Worker) dispatch(ctx context.Context, c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest, parts []fleet.Part, contract *Contract) (*sent, error) {
+	d, err := newDispatch(c, tenant, req, parts, contract)
+	if err != nil {
+		return nil, err
+	}
+	data, err := fleet.Encode(d)
+	if err != nil {
+		return nil, err
+	}
+	if d.Task.TaskID == "" {
+		return w.dispatched(ctx, c, data, nil)
+	}
+	return w.dispatched(ctx, c, data, w.feed.watch(d.Task.TaskID))
+}
+
+// newDispatch is the dispatch that a message makes. Under an idempotency key the
+// same request must be the same dispatch, byte for byte, and the fleet names the
+// task.
+func newDispatch(c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest, parts []fleet.Part, contract *Contract) (*fleet.Dispatch, error) {
+	m := req.GetMessage()
+	meta, err := metadataJSON(m.GetMetadata())
+	if err != nil {
+		return nil, badField("message.metadata", "not JSON")
+	}
+	d := &fleet.Dispatch{
+		Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version},
+		Brief:  textOf(parts),
+		Input: &fleet.Input{
+			MessageID: m.GetMessageId(), ContextID: m.GetContextId(), Parts: parts, Metadata: meta,
+			Extensions: m.GetExtensions(), ReferenceTaskIDs: m.GetReferenceTaskIds(),
+			AcceptedOutputModes: req.GetConfiguration().GetAcceptedOutputModes(),
+		},
+	}
+	if contract != nil {
+		contract.apply(d)
+		c.key = pick(c.key, contract.IdempotencyKey)
+	}
+	d.Task.Agent = tenant
+	if c.key != "" {
+		d.Task.IdempotencyKey = c.key
+		d.Input.ContextID = pick(d.Input.ContextID, uuid.NewSHA1(idsOfKeys, []byte(string(c.from)+"\x00"+c.key)).String())
+		return d, nil
+	}
+	v7, err := uuid.NewV7()
+	if err != nil {
+		return nil, err
+	}
+	d.Task.TaskID = subjects.TaskID(v7.String())
+	d.Input.ContextID = pick(d.Input.ContextID, uuid.NewString())
+	return d, nil
+}
+
+// dispatched asks the fleet to take a dispatch. With a watch, its task id is
+// chosen here, which makes a repeat safe.
+func (w *Worker) dispatched(ctx context.Context, c *call, data []byte, x *watch) (*sent, error) {
+	reply, err := ask[fleet.Dispatched](ctx, w, c.from, "task", "dispatch", data)
+	if err != nil {
+		if x != nil {
+			w.feed.unwatch(x)
+		}
+		return nil, err
+	}
+	if x != nil {
+		return &sent{watch: x, since: 1, fresh: true}, nil
+	}
+	return &sent{watch: w.feed.watch(reply.TaskID), since: 1}, nil
+}
+
+// followUp hands a message to a task that exists.
+func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID, m *a2apb.Message, parts []fleet.Part) (*sent, error) {
+	p, err := w.visible(ctx, c, tenant, m.GetTaskId())
+	if err != nil {
+		return nil, err
+	}
+	id := subjects.TaskID(m.GetTaskId())
+	switch {
+	case m.GetContextId() != "" && m.GetContextId() != p.task.GetContextId():
+		return nil, badField("message.contextId", "the task belongs to another context")
+	case p.last.State.Terminal():
+		return nil, faultf(kindUnsupported, "the task has ended: it is "+string(p.last.State)+"; send a message without taskId for a new one")
+	}
+	x := w.feed.watch(id)
+	view, err := w.hand(ctx, c, p, id, m, parts)
+	if err != nil {
+		w.feed.unwatch(x)
+		return nil, err
+	}
+	return &sent{watch: x, since: view.Seq}, nil
+}
+
+// hand gives a message to the task: as the answer when it has a question open,
+// otherwise as a follow-up.
+func (w *Worker) hand(ctx context.Context, c *call, p *picture, id subjects.TaskID, m *a2apb.Message, parts []fleet.Part) (fleet.TaskView, error) {
+	if q := p.last.Facts.Question; q != nil {
+		return ask[fleet.TaskView](ctx, w, c.from, "task", "answer", fleet.TaskAnswer{
+			TaskID: id, QuestionID: q.ID, MessageID: m.GetMessageId(), Text: textOf(parts), Parts: parts,
+		})
+	}
+	meta, err := metadataJSON(m.GetMetadata())
+	if err != nil {
+		return fleet.TaskView{}, badField("message.metadata", "not JSON")
+	}
+	return ask[fleet.TaskView](ctx, w, c.from, "task", "message", fleet.TaskMessage{
+		TaskID: id, ID: rand.Text(), MessageID: m.GetMessageId(), Text: textOf(parts), Parts: parts, Metadata: meta,
+	})
+}
+
+// sendMessage is the operation SendMessage.
+func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessageRequest) (*a2apb.SendMessageResponse, error) {
+	conf := req.GetConfiguration()
+	if err := w.checkConfiguration(c, conf); err != nil {
+		return nil, err
+	}
+	s, err := w.deliver(ctx, c, req)
+	if err != nil {
+		return nil, err
+	}
+	defer w.feed.unwatch(s.watch)
+	p := new(picture)
+	err = w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
+		p.add(ev)
+		if ev.Seq < s.since {
+			return nil
+		}
+		if conf.GetReturnImmediately() || ev.State.Terminal() || interrupted(ev) {
+			return errStop
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if r := p.result; r != nil && r.AsMessage && r.Status == fleet.StatusDone {
+		return &a2apb.SendMessageResponse{Payload: &a2apb.SendMessageResponse_Message{Message: p.answer()}}, nil
+	}
+	return &a2apb.SendMessageResponse{Payload: &a2apb.SendMessageResponse_Task{Task: trimmed(p.task, historyLength(conf))}}, nil
+}
+
+// checkConfiguration refuses what cannot be done.
+func (w *Worker) checkConfiguration(c *call, conf *a2apb.SendMessageConfiguration) error {
+	if n := conf.GetHistoryLength(); n < 0 {
+		return badField("configuration.historyLength", "expected 0 or more")
+	}
+	if p := conf.GetTaskPushNotificationConfig(); p != nil {
+		return w.checkPush(c, p)
+	}
+	return nil
+}
+
+// sendStreamingMessage is the operation SendStreamingMessage. The stream ends
+// when the task has ended, or waits for somebody.
+func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.SendMessageRequest, send func(frame) error) error {
+	if err := w.checkConfiguration(c, req.GetConfiguration()); err != nil {
+		return err
+	}
+	s, err := w.deliver(ctx, c, req)
+	if err != nil {
+		return err
+	}
+	defer w.feed.unwatch(s.watch)
+	p := new(picture)
+	return w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
+		frames := p.add(ev)
+		switch {
+		case ev.Seq < s.since:
+			return nil
+		case ev.Seq == s.since: // the task as it is now comes first
+			frames = []frame{{id: frameID(ev.Seq, 0, 1), msg: taskFrame(p, req.GetConfiguration())}}
+		}
+		for _, f := range frames {
+			if err := send(f); err != nil {
+				return err
+			}
+		}
+		if ev.State.Terminal() || interrupted(ev) {
+			return errStop
+		}
+		return nil
+	})
+}
+
+// historyLength is how much of the history a client wants; nil is all.
+func historyLength(conf *a2apb.SendMessageConfiguration) *int32 {
+	if conf == nil {
+		return nil
+	}
+	return conf.HistoryLength
+}
+
+func taskFrame(p *picture, conf *a2apb.SendMessageConfiguration) *a2apb.StreamResponse {
+	return &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_Task{Task: trimmed(p.snapshot(), historyLength(conf))}}
+}

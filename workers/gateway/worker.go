@@ -1,0 +1,167 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"parley/bus"
+	"parley/subjects"
+)
+
+// askTimeout is how long a call of the fleet's API may take, the time included
+// in which a worker is replaced.
+const askTimeout = 15 * time.Second
+
+// errDraining ends the streams of a gateway that stops.
+var errDraining = errors.New("the gateway is stopping")
+
+// Config is what a gateway needs.
+type Config struct {
+	Bus         *bus.Bus // required
+	Name        string   // of the fleet, in its card; absent Parley
+	Description string   // in its card
+	Version     string   // in its card
+	URL         string   // where clients reach it; absent: as each request says
+	Auth        Auth     // who may call; absent: everybody on this machine
+	Open        bool     // without Auth: everybody may, from anywhere
+	Origins     []string // of the web, that may call
+	Rate        float64  // calls per second and caller; 0: no limit
+	CardKey     []byte   // signs cards: a private key, PKCS #8 in PEM; absent: none does
+	Push        bool     // push notifications, by the outbox of the webhooks
+	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
+	PushEndpoint string
+
+	KeepAlive    time.Duration // between comments on a quiet stream; absent 15 s
+	WriteTimeout time.Duration // for a reader that does not read; absent 30 s
+
+	Log *slog.Logger // nil: discarded
+}
+
+func (c Config) withDefaults() Config {
+	c.Name = cmp.Or(c.Name, "Parley")
+	c.Description = cmp.Or(c.Description, "A fleet of agents: it gives each task to the one that fits best, and sees it through")
+	c.Version = cmp.Or(c.Version, "0.0.0")
+	c.KeepAlive = cmp.Or(c.KeepAlive, 15*time.Second)
+	c.WriteTimeout = cmp.Or(c.WriteTimeout, 30*time.Second)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Worker is a gateway. New is required.
+type Worker struct {
+	// fixed after New
+	cfg             Config
+	log             *slog.Logger
+	auth            *authenticator
+	limits          *limits
+	ops             map[string]*operation
+	rpc             *grpc.Server
+	publicHost      string          // of cfg.URL, without a port
+	publicAuthority string          // of cfg.URL
+	work            context.Context //nolint:containedctx // of the streams: it ends when Run's does
+	stop            context.CancelFunc
+
+	signer  *cardSigner // nil: cards are not signed
+	feed    *feed
+	push    *pusher // nil: not supported
+	listing listing
+	cards   seen
+	ready   atomic.Bool
+}
+
+// New checks cfg and wires a gateway; it starts nothing. Its Handlers answer
+// once Run has caught up.
+func New(cfg Config) (*Worker, error) {
+	cfg = cfg.withDefaults()
+	if cfg.Bus == nil {
+		return nil, errors.New("gateway: no bus")
+	}
+	w := &Worker{
+		cfg: cfg, log: cfg.Log.With(slog.String("component", "gateway")),
+		auth: newAuthenticator(cfg.Auth), limits: newLimits(cfg.Rate),
+		cards: seen{tags: make(map[string]string), at: make(map[string]time.Time)},
+	}
+	if cfg.URL != "" {
+		u, err := url.Parse(cfg.URL)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.RawQuery != "" || u.Fragment != "" {
+			return nil, fmt.Errorf("gateway: %q is not an address such as https://fleet.example.org", cfg.URL)
+		}
+		for len(w.cfg.URL) > 0 && w.cfg.URL[len(w.cfg.URL)-1] == '/' {
+			w.cfg.URL = w.cfg.URL[:len(w.cfg.URL)-1]
+		}
+		w.publicHost, w.publicAuthority = u.Hostname(), u.Host
+	}
+	for _, id := range cfg.Auth.Tokens {
+		if _, err := subjects.ParseAgentID(string(id)); err != nil {
+			return nil, fmt.Errorf("gateway: a token's caller: %w", err)
+		}
+	}
+	if len(cfg.CardKey) > 0 {
+		var err error
+		if w.signer, err = newCardSigner(cfg.CardKey); err != nil {
+			return nil, fmt.Errorf("gateway: the key of the cards: %w", err)
+		}
+	}
+	w.feed = newFeed(w.log)
+	if cfg.Push {
+		w.push = newPusher(w)
+		w.feed.heardOf = w.push.mark
+	}
+	w.ops = w.operations()
+	w.rpc = newGRPC(w)
+	w.work, w.stop = context.WithCancel(context.Background())
+	return w, nil
+}
+
+// Name names the worker in logs.
+func (w *Worker) Name() string { return "gateway" }
+
+// Ready returns nil once the gateway knows every task and serves.
+func (w *Worker) Ready() error {
+	switch {
+	case !w.cfg.Bus.Connected():
+		return errors.New("not connected to the bus")
+	case !w.ready.Load():
+		return errors.New("reading the tasks")
+	}
+	return nil
+}
+
+// Run reads the records of all tasks until ctx ends; then it ends the streams,
+// whose clients resume elsewhere. A gateway runs once.
+func (w *Worker) Run(ctx context.Context) error {
+	defer w.stop()
+	defer w.ready.Store(false)
+	if w.push != nil {
+		var err error
+		if w.push.kv, err = w.cfg.Bus.KV(ctx, subjects.BucketPush); err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+		var pushing sync.WaitGroup
+		defer pushing.Wait()
+		pushing.Go(func() { w.push.run(ctx) })
+	}
+	err := w.cfg.Bus.Tail(ctx, bus.Tail{
+		Stream: subjects.StreamTasks, Subjects: []string{subjects.TaskPattern}, LastPerSubject: true,
+		Handle: w.feed.record,
+		CaughtUp: func(uint64) {
+			w.ready.Store(true)
+			w.log.Info("gateway serves")
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("gateway: read the records: %w", err)
+	}
+	return nil
+}
