@@ -188,9 +188,9 @@ func TestProvisionFitsTheRoom(t *testing.T) {
 		room, give int64
 		tasks      int64 // 0 = it must not fit
 	}{
-		{"plenty", 6500 * mib, 0, 4096 * mib},
-		{"a small disk", 544 * mib, 0, 344 * mib},
-		{"the least", bus.MinRoom, 0, 162 * mib},
+		{"plenty", 7300 * mib, 0, 4096 * mib},
+		{"a small disk", 544 * mib, 0, 308 * mib},
+		{"the least", bus.MinRoom, 0, 144 * mib},
 		{"less than the least", bus.MinRoom - mib, 0, 0},
 		{"little beside what is given", 1024 * mib, 512 * mib, 512 * mib},
 		{"more given than there is", 1024 * mib, 1025 * mib, 0},

@@ -15,6 +15,8 @@ type Provisioning struct {
 	DeadLetterMaxBytes  int64 // default 256 MiB
 	WebhooksMaxBytes    int64 // of FLEET_WEBHOOKS; default 512 MiB
 	EscalationsMaxBytes int64 // of FLEET_ESCALATIONS; default 256 MiB
+	MeshMaxBytes        int64 // of FLEET_MESH; default 256 MiB
+	RunsMaxBytes        int64 // of FLEET_RUNS; default 512 MiB
 	BucketMaxBytes      int64 // of each bucket; default 256 MiB
 
 	// Room is how many bytes the server can reserve, where that is known. If
@@ -31,13 +33,16 @@ const MinRoom = 256 << 20
 const buckets = 4
 
 // sizes are the byte limits of the streams.
-type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, escalations, bucket int64 }
+type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, escalations, mesh, runs, bucket int64 }
 
 // sizes are what is given, and defaults that fit into the rest of the room;
 // small says that they had to be made to.
 func (p Provisioning) sizes() (s sizes, small bool) {
 	const mib = 1 << 20
-	s = sizes{p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.EscalationsMaxBytes, p.BucketMaxBytes}
+	s = sizes{
+		p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.EscalationsMaxBytes,
+		p.MeshMaxBytes, p.RunsMaxBytes, p.BucketMaxBytes,
+	}
 	room, byDefault := p.Room, int64(0)
 	limits := []struct {
 		size       *int64
@@ -49,6 +54,8 @@ func (p Provisioning) sizes() (s sizes, small bool) {
 		{&s.deadLetters, 256 * mib, 1},
 		{&s.webhooks, 512 * mib, 1},
 		{&s.escalations, 256 * mib, 1},
+		{&s.mesh, 256 * mib, 1},
+		{&s.runs, 512 * mib, 1},
 		{&s.bucket, 256 * mib, buckets},
 	}
 	for _, l := range limits {

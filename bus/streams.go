@@ -33,7 +33,7 @@ type asset struct {
 
 // catalogue is the one table of everything that is stored.
 func catalogue(p Provisioning, size sizes) []asset {
-	return []asset{
+	return append([]asset{
 		{keepSize: p.MaxBytes == 0, stream: jetstream.StreamConfig{
 			Name:        subjects.StreamTasks,
 			Description: "Task records: the truth about every task; written by routers only, by compare-and-set",
@@ -104,6 +104,44 @@ func catalogue(p Provisioning, size sizes) []asset {
 			AllowRollup: true,
 			MaxBytes:    size.bucket,
 			Metadata:    map[string]string{"writer": "router"},
+		}},
+	}, meshAssets(p, size)...)
+}
+
+// meshAssets are runs, and the messages between agents with their states.
+func meshAssets(p Provisioning, size sizes) []asset {
+	return []asset{
+		{keepSize: p.RunsMaxBytes == 0, stream: jetstream.StreamConfig{
+			Name:              subjects.StreamRuns,
+			Description:       "Records of runs, and the results of their tasks; written by runs workers only",
+			Subjects:          []string{subjects.RunPattern, subjects.RunResultPattern},
+			MaxMsgsPerSubject: 1,
+			Discard:           jetstream.DiscardNew,
+			MaxBytes:          size.runs,
+			Duplicates:        time.Second, // records carry no message ids
+
+			AllowMsgTTL: true, AllowAtomicPublish: true,
+			RePublish: &jetstream.RePublish{Source: subjects.RunPattern, Destination: "fleet.runevent.{{wildcard(1)}}"},
+			Metadata:  map[string]string{"writer": "runs"},
+		}},
+		{keepSize: p.MeshMaxBytes == 0, stream: jetstream.StreamConfig{
+			Name:        subjects.StreamMesh,
+			Description: "Messages between agents; purged by mesh workers a day after their end",
+			Subjects:    []string{subjects.MeshPattern},
+			Discard:     jetstream.DiscardNew,
+			MaxBytes:    size.mesh,
+			Metadata:    map[string]string{"writer": "agent"},
+		}},
+		{stream: jetstream.StreamConfig{
+			Name:              subjects.StreamMeshState,
+			Description:       "How far each message between agents has come, one record each; written by mesh workers only, by compare-and-set",
+			Subjects:          []string{subjects.MeshStatePattern},
+			MaxMsgsPerSubject: 1,
+			Duplicates:        time.Second, // records carry no message ids
+
+			AllowAtomicPublish: true,
+			RePublish:          &jetstream.RePublish{Source: subjects.MeshStatePattern, Destination: "fleet.meshack.{{wildcard(1)}}.{{wildcard(2)}}"},
+			Metadata:           map[string]string{"writer": "mesh"},
 		}},
 	}
 }

@@ -158,6 +158,10 @@ func (c *client) unanswered(err error, noun, verb string) error {
 		worker = "escalation"
 	case noun == "webhook":
 		worker = "webhooks"
+	case noun == "run":
+		worker = "runs"
+	case noun == "mesh":
+		worker = noun
 	}
 	p := &problem{exit: codeExit(subjects.CodeUnavailable), err: err}
 	switch {

@@ -48,15 +48,19 @@ type config struct {
 	LogLevel  string `envconfig:"PARLEY_LOG_LEVEL" json:"log_level" flag:"log-level" desc:"debug, info, warn or error"`
 	LogFormat string `envconfig:"PARLEY_LOG_FORMAT" json:"log_format" flag:"log-format" desc:"auto, text or json; auto is text on a terminal"`
 
-	Workers   []string `envconfig:"PARLEY_WORKERS" json:"workers" flag:"workers" desc:"workers to run, comma separated"`
-	Operators []string `envconfig:"PARLEY_OPERATORS" json:"operators" flag:"operators" desc:"who may see and change every task"`
-	MaxQueued int      `envconfig:"PARLEY_MAX_QUEUED" json:"max_queued" flag:"max-queued" desc:"queued tasks above which dispatches are refused; 0 is the router's default"`
-	KeepEnded int      `envconfig:"PARLEY_KEEP_ENDED" json:"keep_ended" flag:"keep-ended" desc:"ended tasks kept at most (and 24 h at most); 0 is the router's default"`
-	Provision string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
-	Replicas  int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
-	MaxStore  size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 keeps what is there, and begins with 4GiB or what the disk has"`
-	HTTP      string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of /healthz and /readyz; off for none"`
-	Grace     span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
+	Workers       []string `envconfig:"PARLEY_WORKERS" json:"workers" flag:"workers" desc:"workers to run, comma separated"`
+	Operators     []string `envconfig:"PARLEY_OPERATORS" json:"operators" flag:"operators" desc:"who may see and change every task"`
+	MaxQueued     int      `envconfig:"PARLEY_MAX_QUEUED" json:"max_queued" flag:"max-queued" desc:"queued tasks above which dispatches are refused; 0 is the router's default"`
+	KeepEnded     int      `envconfig:"PARLEY_KEEP_ENDED" json:"keep_ended" flag:"keep-ended" desc:"ended tasks kept at most (and 24 h at most); 0 is the router's default"`
+	MeshHops      int      `envconfig:"PARLEY_MESH_HOPS" json:"mesh_hops" flag:"mesh-hops" desc:"messages that may lead to another one between agents; 0 is 8"`
+	MeshPairRate  int      `envconfig:"PARLEY_MESH_PAIR_RATE" json:"mesh_pair_rate" flag:"mesh-pair-rate" desc:"messages a minute from one agent to one other; 0 is 120"`
+	MeshAgentRate int      `envconfig:"PARLEY_MESH_AGENT_RATE" json:"mesh_agent_rate" flag:"mesh-agent-rate" desc:"messages a minute from one agent; 0 is 600"`
+	RunOutput     string   `envconfig:"PARLEY_RUN_OUTPUT" json:"run_output" flag:"run-output" desc:"directory below which runs leave their documents; empty: they leave none"`
+	Provision     string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
+	Replicas      int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
+	MaxStore      size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 keeps what is there, and begins with 4GiB or what the disk has"`
+	HTTP          string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of /healthz and /readyz; off for none"`
+	Grace         span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
 	WebhooksFile   string   `envconfig:"PARLEY_WEBHOOKS_FILE" json:"webhooks_file" flag:"webhooks-file" desc:"file that names webhook endpoints"`
 	WebhookURL     string   `envconfig:"PARLEY_WEBHOOK_URL" json:"webhook_url" flag:"webhook-url" desc:"address of the webhook endpoint human, where people are called"`

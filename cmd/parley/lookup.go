@@ -11,6 +11,7 @@ import (
 
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/mesh"
 )
 
 func (a *app) subjectsCommand() *cobra.Command {
@@ -136,11 +137,11 @@ func (a *app) schemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "schema [NAME]", Short: "Print the JSON Schema of a message, or list them", Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return fleet.Schemas(), cobra.ShellCompDirectiveNoFileComp
+			return schemas(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				data, err := fleet.Schema(args[0])
+				data, err := schema(args[0])
 				if err != nil {
 					return err
 				}
@@ -151,14 +152,28 @@ func (a *app) schemaCommand() *cobra.Command {
 				return nil
 			}
 			if a.json() {
-				return a.printValue(fleet.Schemas())
+				return a.printValue(schemas())
 			}
-			for _, name := range fleet.Schemas() {
+			for _, name := range schemas() {
 				a.print(name)
 			}
 			return nil
 		},
 	}
+}
+
+// schemas names the messages of every protocol that have a JSON Schema.
+func schemas() []string { return slices.Concat(fleet.Schemas(), mesh.Schemas()) }
+
+func schema(name string) ([]byte, error) {
+	if slices.Contains(mesh.Schemas(), name) {
+		return mesh.Schema(name)
+	}
+	data, err := fleet.Schema(name)
+	if err != nil {
+		return nil, subjects.AsError(err).WithRemedy("ask for one of " + strings.Join(schemas(), ", "))
+	}
+	return data, nil
 }
 
 // build tells what this program is.

@@ -152,7 +152,7 @@ First steps, each in a terminal of its own:
 		}
 	}
 	add("run", a.upCommand(), a.serveCommand(), newDemoCommand(a))
-	add("use", a.taskCommand(), a.agentCommand(), a.escalationCommand(), a.webhookCommand(), a.dlqCommand())
+	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.meshCommand(), a.agentCommand(), a.escalationCommand(), a.webhookCommand(), a.dlqCommand())
 	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")

@@ -11,13 +11,17 @@ import (
 	"parley/bus"
 	"parley/workers"
 	"parley/workers/escalation"
+	"parley/workers/mesh"
 	"parley/workers/registry"
 	"parley/workers/router"
+	"parley/workers/runs"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
-func workerNames() []string { return []string{"registry", "router", "webhooks", "escalation"} }
+func workerNames() []string {
+	return []string{"registry", "router", "mesh", "runs", "webhooks", "escalation"}
+}
 
 // worker makes the worker called name; its pages, if it has any, go to h.
 func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
@@ -46,6 +50,21 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "registry":
 		w, err := registry.New(registry.Config{Bus: b, Version: semver(), Log: log})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "mesh":
+		w, err := mesh.New(mesh.Config{
+			Bus: b, Operators: a.operators(), Version: semver(), Log: log,
+			Limits: mesh.Limits{MaxHops: a.conf.MeshHops, PairPerMinute: a.conf.MeshPairRate, AgentPerMinute: a.conf.MeshAgentRate},
+		})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "runs":
+		w, err := runs.New(runs.Config{Bus: b, Operators: a.operators(), OutputDir: a.conf.RunOutput, Version: semver(), Log: log})
 		if err != nil {
 			return workers.Worker{}, err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"parley/subjects"
@@ -56,6 +57,8 @@ type held struct {
 	answered  map[string]bool  // ids of questions that have been answered
 
 	pace pace // has its own lock
+
+	lent atomic.Int64 // tokens that agents it has asked have spent
 }
 
 // open is a question that waits for its answer.

@@ -12,6 +12,7 @@ import (
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/mesh"
 )
 
 // Task is what a Handler works on. Its methods may be called from any
@@ -31,6 +32,7 @@ type line interface {
 	progress(p progress)
 	artifact(ctx context.Context, a fleet.Artifact) error
 	ask(ctx context.Context, q fleet.Question) (fleet.Answer, error)
+	askAgents(ctx context.Context, q Question) ([]mesh.Answer, error)
 }
 
 // progress is one report; what is nil is not known.
