@@ -31,6 +31,8 @@ require (
 
 require github.com/gowebpki/jcs v1.0.1
 
+require github.com/goccy/go-yaml v1.18.0
+
 require (
 	dario.cat/mergo v1.0.1 // indirect
 	github.com/BobuSumisu/aho-corasick v1.0.3 // indirect

@@ -98,6 +98,14 @@ func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
 	return wrap("purge "+subject, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]string{"filter": subject}, &resp, &resp.Error))
 }
 
+// PurgeBefore deletes every message of stream whose sequence is less than seq.
+func (b *Bus) PurgeBefore(ctx context.Context, stream string, seq uint64) error {
+	var resp struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	return wrap("purge "+stream, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]uint64{"seq": seq}, &resp, &resp.Error))
+}
+
 // StreamState is what a stream holds now.
 type StreamState struct {
 	Msgs, Bytes       uint64

@@ -19,6 +19,8 @@ type Provisioning struct {
 	WebhooksMaxBytes    int64 // of FLEET_WEBHOOKS; default 512 MiB
 	EscalationsMaxBytes int64 // of FLEET_ESCALATIONS; default 256 MiB
 	AuditMaxBytes       int64 // of FLEET_AUDIT, beyond which the oldest goes; default 512 MiB
+	MeshMaxBytes        int64 // of FLEET_MESH; default 256 MiB
+	RunsMaxBytes        int64 // of FLEET_RUNS; default 512 MiB
 	BucketMaxBytes      int64 // of each bucket, and of what sessions hold; default 256 MiB
 
 	AuditMaxAge time.Duration // of FLEET_AUDIT; default 90 days
@@ -37,13 +39,18 @@ const MinRoom = 256 << 20
 const buckets = 11
 
 // sizes are the byte limits of the streams.
-type sizes struct{ tasks, inbox, announce, deadLetters, webhooks, escalations, audit, bucket int64 }
+type sizes struct {
+	tasks, inbox, announce, deadLetters, webhooks, escalations, audit, mesh, runs, bucket int64
+}
 
 // sizes are what is given, and defaults that fit into the rest of the room;
 // small says that they had to be made to.
 func (p Provisioning) sizes() (s sizes, small bool) {
 	const mib = 1 << 20
-	s = sizes{p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.EscalationsMaxBytes, p.AuditMaxBytes, p.BucketMaxBytes}
+	s = sizes{
+		p.MaxBytes, p.InboxMaxBytes, p.AnnounceMaxBytes, p.DeadLetterMaxBytes, p.WebhooksMaxBytes, p.EscalationsMaxBytes,
+		p.AuditMaxBytes, p.MeshMaxBytes, p.RunsMaxBytes, p.BucketMaxBytes,
+	}
 	room, byDefault := p.Room, int64(0)
 	limits := []struct {
 		size       *int64
@@ -56,6 +63,8 @@ func (p Provisioning) sizes() (s sizes, small bool) {
 		{&s.webhooks, 512 * mib, 1},
 		{&s.escalations, 256 * mib, 1},
 		{&s.audit, 512 * mib, 1},
+		{&s.mesh, 256 * mib, 1},
+		{&s.runs, 512 * mib, 1},
 		{&s.bucket, 256 * mib, buckets},
 	}
 	for _, l := range limits {

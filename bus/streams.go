@@ -2,6 +2,7 @@ package bus
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -34,7 +35,7 @@ type asset struct {
 
 // catalogue is the one table of everything that is stored.
 func catalogue(p Provisioning, size sizes) []asset {
-	return append(taskAssets(p, size), sessionAssets(p, size)...)
+	return slices.Concat(taskAssets(p, size), sessionAssets(p, size), meshAssets(p, size))
 }
 
 // taskAssets are what tasks and agents are kept in.
@@ -166,6 +167,44 @@ func objects(name, writer, description string, most int64) jetstream.StreamConfi
 		AllowRollup: true,
 		MaxBytes:    most,
 		Metadata:    map[string]string{"writer": writer},
+	}
+}
+
+// meshAssets are runs, and the messages between agents with their states.
+func meshAssets(p Provisioning, size sizes) []asset {
+	return []asset{
+		{keepSize: p.RunsMaxBytes == 0, stream: jetstream.StreamConfig{
+			Name:              subjects.StreamRuns,
+			Description:       "Records of runs, and the results of their tasks; written by runs workers only",
+			Subjects:          []string{subjects.RunPattern, subjects.RunResultPattern},
+			MaxMsgsPerSubject: 1,
+			Discard:           jetstream.DiscardNew,
+			MaxBytes:          size.runs,
+			Duplicates:        time.Second, // records carry no message ids
+
+			AllowMsgTTL: true, AllowAtomicPublish: true,
+			RePublish: &jetstream.RePublish{Source: subjects.RunPattern, Destination: "fleet.runevent.{{wildcard(1)}}"},
+			Metadata:  map[string]string{"writer": "runs"},
+		}},
+		{keepSize: p.MeshMaxBytes == 0, stream: jetstream.StreamConfig{
+			Name:        subjects.StreamMesh,
+			Description: "Messages between agents; purged by mesh workers a day after their end",
+			Subjects:    []string{subjects.MeshPattern},
+			Discard:     jetstream.DiscardNew,
+			MaxBytes:    size.mesh,
+			Metadata:    map[string]string{"writer": "agent"},
+		}},
+		{stream: jetstream.StreamConfig{
+			Name:              subjects.StreamMeshState,
+			Description:       "How far each message between agents has come, one record each; written by mesh workers only, by compare-and-set",
+			Subjects:          []string{subjects.MeshStatePattern},
+			MaxMsgsPerSubject: 1,
+			Duplicates:        time.Second, // records carry no message ids
+
+			AllowAtomicPublish: true,
+			RePublish:          &jetstream.RePublish{Source: subjects.MeshStatePattern, Destination: "fleet.meshack.{{wildcard(1)}}.{{wildcard(2)}}"},
+			Metadata:           map[string]string{"writer": "mesh"},
+		}},
 	}
 }
 

@@ -11,6 +11,10 @@ const (
 	StreamDLQ         = "FLEET_DLQ"         // what nobody could handle, with the reason
 	StreamWebhooks    = "FLEET_WEBHOOKS"    // the outbox: deliveries, and what became of them
 
+	StreamRuns      = "FLEET_RUNS"       // records and results of runs
+	StreamMesh      = "FLEET_MESH"       // messages between agents
+	StreamMeshState = "FLEET_MESH_STATE" // how far each of them has come
+
 	BucketIdem   = "FLEET_IDEM"   // idempotency keys
 	BucketAgents = "FLEET_AGENTS" // operators' drains, routers' cool-downs
 	BucketPush   = "FLEET_PUSH"   // push notification configs of A2A clients
@@ -66,11 +70,16 @@ func Catalogue() []Entry {
 			Description: "A router lives, so it owns its share of the waiting tasks.",
 		},
 		{
+			Pattern: "fleet.worker.mesh.<instance>", Message: "RouterHeartbeat",
+			Writer: "mesh", Readers: "mesh",
+			Description: "A mesh worker lives, so it owns its share of the inboxes.",
+		},
+		{
 			Pattern: "fleet.agent.<agent>.<instance>", Message: "AGENT_EVENT",
 			Writer: "registry", Readers: "orchestrator, operator",
 			Description: "An instance went live, was lost, drains or was resumed.",
 		},
-	}, apiEntries()...), slices.Concat(taskEntries(), webhookEntries(), sessionEntries(), auditEntries())...)
+	}, apiEntries()...), slices.Concat(taskEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), auditEntries())...)
 }
 
 // apiEntries are the endpoints of the micro service "fleet".
@@ -105,13 +114,91 @@ func apiEntries() []Entry {
 		{"webhook", "replay", "WebhookReplay → WebhookReplayReply", "operator", "webhooks", "Send dead letters again, or what waits now."},
 		{"webhook", "drop", "WebhookRef → WebhookView", "operator", "webhooks", "Give a delivery up."},
 		{"webhook", "status", "WebhookStatus → WebhookStatusReply", "operator", "webhooks", "How the endpoints are, and the figures of the worker that answers."},
+		{"run", "start", "TASK_DEFINITION → Started", "orchestrator", "runs", "Start a run: answers with its id, or with everything that is wrong with it."},
+		{"run", "get", "Ref → RUN_RECORD", "orchestrator", "runs", "How far a run has come."},
+		{"run", "list", "– → List", "orchestrator", "runs", "The runs that live and those that ended lately."},
+		{"run", "output", "Ref → Output", "orchestrator", "runs", "The document of a run that has ended."},
+		{"run", "cancel", "Ref → RUN_RECORD", "orchestrator", "runs", "End a run, and its tasks."},
+		{"run", "pause", "Ref → RUN_RECORD", "orchestrator", "runs", "Begin nothing more; what is under way goes on."},
+		{"run", "resume", "Ref → RUN_RECORD", "orchestrator", "runs", "Go on with a paused run."},
+		{"run", "retry", "Ref → RUN_RECORD", "orchestrator", "runs", "Run what has not succeeded again."},
+		{"mesh", "send", "MESH_MESSAGE → Sent", "orchestrator", "mesh", "Send a message to an agent: answers with its id, or with what is wrong with it."},
+		{"mesh", "get", "Ref → View", "orchestrator", "mesh", "A message and how far it has come."},
+		{"mesh", "inbox", "Inbox → List", "orchestrator", "mesh", "The messages to the caller, which may take them."},
+		{"mesh", "thread", "Thread → List", "orchestrator", "mesh", "The messages of a thread that the caller has part in."},
+		{"mesh", "wait", "Wait → Answers", "orchestrator", "mesh", "The answers to messages of the caller, waiting for them."},
+		{"mesh", "done", "Done → MESH_ACK", "agent", "mesh", "An instance has dealt with a message, or gives it back."},
 	} {
 		list = append(list, Entry{
-			Pattern: "fleet.api.<from>." + e.noun + "." + e.verb, Message: e.message,
+			Pattern: "fleet.api." + self(e.writer) + "." + e.noun + "." + e.verb, Message: e.message,
 			Writer: e.writer, Readers: e.reader, Description: e.description,
 		})
 	}
 	return list
+}
+
+// self is the token at which a caller in that role stands for itself.
+func self(role string) string {
+	if role == RoleAgent {
+		return "<agent>"
+	}
+	return "<from>"
+}
+
+// runEntries are the subjects on which runs live.
+func runEntries() []Entry {
+	return []Entry{
+		{
+			Pattern: "fleet.worker.runs.<instance>", Message: "RouterHeartbeat",
+			Writer: "runs", Readers: "runs",
+			Description: "A runs worker lives, so it owns its share of the runs.",
+		},
+		{
+			Pattern: "fleet.run.<run>", Message: "RUN_RECORD",
+			Writer: "runs", Readers: "runs, audit",
+			Kept: "until 7 days after its end", Stream: StreamRuns,
+			Description: "How far a run has come: the truth about it, written by compare-and-set.",
+		},
+		{
+			Pattern: "fleet.runevent.<run>", Message: "RUN_RECORD",
+			Writer: "stream", Readers: "operator, dashboard",
+			Description: "Each record once it is stored. Best effort: run get has the last one.",
+		},
+		{
+			Pattern: "fleet.runresult.<run>.<task>", Message: "TASK_RESULT",
+			Writer: "runs", Readers: "runs",
+			Kept: "40 days", Stream: StreamRuns,
+			Description: "What a task of a run has come to.",
+		},
+	}
+}
+
+// meshEntries are the subjects on which agents talk to each other.
+func meshEntries() []Entry {
+	return []Entry{
+		{
+			Pattern: "fleet.mesh.<to>.<from>", Message: "MESH_MESSAGE",
+			Writer: "orchestrator", Readers: "mesh, operator",
+			Kept: "until 24 h after its end", Stream: StreamMesh,
+			Description: "A message to an agent: acknowledged means that it will be delivered, or reported as expired.",
+		},
+		{
+			Pattern: "fleet.inbox.<agent>.<instance>", Message: "MESH_MESSAGE → Delivery",
+			Writer: "mesh", Readers: "agent",
+			Description: "A request to take a message, to be answered within 2 s; mesh done tells what became of it.",
+		},
+		{
+			Pattern: "fleet.meshstate.<from>.<message>", Message: "MESH_ACK",
+			Writer: "mesh", Readers: "mesh, audit",
+			Kept: "as long as the message", Stream: StreamMeshState,
+			Description: "How far a message has come: the truth about it, written by compare-and-set.",
+		},
+		{
+			Pattern: "fleet.meshack.<from>.<message>", Message: "MESH_ACK",
+			Writer: "stream", Readers: "orchestrator, operator",
+			Description: "The same, once it is stored, for the sender. Best effort: mesh get has the last one.",
+		},
+	}
 }
 
 // taskEntries are the subjects on which tasks live.

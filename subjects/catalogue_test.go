@@ -44,6 +44,8 @@ func TestCatalogue(t *testing.T) {
 		subjects.EscalationPattern, subjects.AlertPattern,
 		subjects.ContextPattern, subjects.ContextNewsPattern, subjects.HandshakePattern,
 		subjects.LogPattern, subjects.Audit,
+		subjects.RunsHeartbeatPattern, subjects.RunPattern, subjects.RunEventPattern, subjects.RunResultPattern,
+		subjects.MeshHeartbeatPattern, subjects.MeshPattern, subjects.MeshStatePattern, subjects.MeshAckPattern, subjects.InboxPattern,
 	} {
 		if !patterns[p] {
 			t.Errorf("%s is not in the catalogue", p)
@@ -61,6 +63,10 @@ func TestPermissions(t *testing.T) {
 		"fleet.api.bob.session.delete", "fleet.api.bob.session.fetch", "fleet.api.bob.session.get",
 		"fleet.api.bob.session.handshake", "fleet.api.bob.session.list", "fleet.api.bob.session.put",
 		"fleet.api.bob.session.update",
+		"fleet.api.bob.run.cancel", "fleet.api.bob.run.get", "fleet.api.bob.run.list", "fleet.api.bob.run.output",
+		"fleet.api.bob.run.pause", "fleet.api.bob.run.resume", "fleet.api.bob.run.retry", "fleet.api.bob.run.start",
+		"fleet.api.bob.mesh.get", "fleet.api.bob.mesh.inbox", "fleet.api.bob.mesh.send", "fleet.api.bob.mesh.thread",
+		"fleet.api.bob.mesh.wait", "fleet.mesh.*.bob",
 	}
 	for _, tt := range []struct {
 		role               string
@@ -70,15 +76,16 @@ func TestPermissions(t *testing.T) {
 			role: subjects.RoleAgent,
 			publish: append([]string{
 				"fleet.announce.bob.*", "fleet.heartbeat.bob.*", "fleet.progress.bob.*", "fleet.result.bob.*",
+				"fleet.api.bob.mesh.done",
 			}, api...),
 			subscribe: []string{
 				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.control.bob.*",
-				"fleet.handshake.bob", "fleet.offer.bob.*", "fleet.outcome.bob.*",
+				"fleet.handshake.bob", "fleet.inbox.bob.*", "fleet.meshack.bob.*", "fleet.offer.bob.*", "fleet.outcome.bob.*",
 			},
 		},
 		{
 			role: subjects.RoleOrchestrator, publish: api,
-			subscribe: []string{"_INBOX_bob.>", "fleet.agent.*.*", "fleet.outcome.bob.*"},
+			subscribe: []string{"_INBOX_bob.>", "fleet.agent.*.*", "fleet.meshack.bob.*", "fleet.outcome.bob.*"},
 		},
 		{
 			role: subjects.RoleOperator,
@@ -93,7 +100,7 @@ func TestPermissions(t *testing.T) {
 			}, api...),
 			subscribe: []string{
 				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.alert.*", "fleet.announce.*.*", "fleet.dlq.>", "fleet.escalation.*.*", "fleet.event.*",
-				"fleet.heartbeat.*.*", "fleet.outcome.*.*", "fleet.progress.*.*",
+				"fleet.heartbeat.*.*", "fleet.mesh.*.*", "fleet.meshack.*.*", "fleet.outcome.*.*", "fleet.progress.*.*", "fleet.runevent.*",
 			},
 		},
 		{role: subjects.RoleWorker, publish: []string{">"}, subscribe: []string{">"}},

@@ -72,14 +72,11 @@ func has(words, word string) bool {
 // own puts id where a role stands for itself in pattern (everywhere a star if
 // id is empty), and a star for every other name.
 func own(pattern, role string, id AgentID) string {
-	self := "<from>"
-	if role == RoleAgent {
-		self = "<agent>"
-	}
+	me := self(role)
 	tokens := strings.Split(pattern, ".")
 	for i, t := range tokens {
 		switch {
-		case t == self && id != "":
+		case t == me && id != "":
 			tokens[i] = string(id)
 		case strings.HasPrefix(t, "<"):
 			tokens[i] = "*"

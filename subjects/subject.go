@@ -14,6 +14,9 @@ func Announce(a AgentID, i InstanceID) string { return join("fleet.announce", st
 // Heartbeat is where instance i of agent a says that it lives.
 func Heartbeat(a AgentID, i InstanceID) string { return join("fleet.heartbeat", string(a), string(i)) }
 
+// MeshHeartbeat is where a mesh worker says that it lives.
+func MeshHeartbeat(id InstanceID) string { return join("fleet.worker.mesh", string(id)) }
+
 // RouterHeartbeat is where a router says that it lives.
 func RouterHeartbeat(id InstanceID) string { return Heartbeat("router", id) }
 
@@ -54,6 +57,34 @@ func Escalation(level int, t TaskID) string {
 
 // Alert is where it is kept what became of an alert.
 func Alert(id string) string { return join("fleet.alert", id) }
+
+// Mesh is where from sends messages to another agent.
+func Mesh(to, from AgentID) string { return join("fleet.mesh", string(to), string(from)) }
+
+// MeshState holds how far a message of from has come.
+func MeshState(from AgentID, message string) string {
+	return join("fleet.meshstate", string(from), message)
+}
+
+// MeshAck is where from hears how far its message has come.
+func MeshAck(from AgentID, message string) string {
+	return join("fleet.meshack", string(from), message)
+}
+
+// Inbox is where instance i of agent a is handed messages, as requests.
+func Inbox(a AgentID, i InstanceID) string { return join("fleet.inbox", string(a), string(i)) }
+
+// Run holds the record of r.
+func Run(r RunID) string { return join("fleet.run", string(r)) }
+
+// RunEvent is where each record of r is heard once it is stored.
+func RunEvent(r RunID) string { return join("fleet.runevent", string(r)) }
+
+// RunResult holds the result of a task of r.
+func RunResult(r RunID, t TaskID) string { return join("fleet.runresult", string(r), string(t)) }
+
+// RunsHeartbeat is where a runs worker says that it lives.
+func RunsHeartbeat(id InstanceID) string { return join("fleet.worker.runs", string(id)) }
 
 func join(prefix string, tokens ...string) string {
 	n := len(prefix)
@@ -108,6 +139,15 @@ const (
 	EscalationPattern      = "fleet.escalation.*.*"
 	HumanPattern           = "fleet.escalation.3.*" // those that are a human's
 	AlertPattern           = "fleet.alert.*"
+	MeshHeartbeatPattern   = "fleet.worker.mesh.*"
+	MeshPattern            = "fleet.mesh.*.*"
+	MeshStatePattern       = "fleet.meshstate.*.*"
+	MeshAckPattern         = "fleet.meshack.*.*"
+	InboxPattern           = "fleet.inbox.*.*"
+	RunsHeartbeatPattern   = "fleet.worker.runs.*"
+	RunPattern             = "fleet.run.*"
+	RunEventPattern        = "fleet.runevent.*"
+	RunResultPattern       = "fleet.runresult.*.*"
 )
 
 // APIPattern is where noun.verb is asked for by anyone.

@@ -30,7 +30,8 @@ type agentFlags struct {
 	tiers, tools, env, set       []string
 	labels                       map[string]string
 	window                       int64
-	parallel                     int
+	parallel, messages           int
+	noMesh                       bool
 	heartbeat, delay             time.Duration
 	mcp, repo, dir, spool, usage string
 	mcpInterval, mcpTimeout      time.Duration
@@ -49,6 +50,8 @@ func (f *agentFlags) bind(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.tools, "tools", nil, "tools that it has: what a task may require as a capability")
 	fs.StringToStringVarP(&f.labels, "label", "l", nil, "labels, as k=v")
 	fs.IntVar(&f.parallel, "max-parallel", 1, "tasks at once")
+	fs.IntVar(&f.messages, "max-messages", 1, "messages of other agents at once, beside the tasks")
+	fs.BoolVar(&f.noMesh, "no-mesh", false, "take no messages of other agents")
 	fs.DurationVar(&f.heartbeat, "heartbeat", 0, "time between heartbeats (default 10s)")
 	fs.StringVar(&f.mcp, "mcp", "", "file in the form of .mcp.json: servers to probe and announce")
 	fs.DurationVar(&f.mcpInterval, "mcp-interval", 0, "time between the probes of an MCP server (default 1m)")
@@ -107,8 +110,11 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 		Model: f.model, ModelTier: f.tier, Tiers: f.tiers, ContextWindow: f.window, AgentType: f.kind,
 		Tools: f.tools, Labels: f.labels, MaxParallel: f.parallel,
 		Heartbeat: f.heartbeat, Grace: time.Duration(a.conf.Grace), Repo: f.repo, Env: a.environ,
-		Log: log, Handler: handler,
+		Log: log, Handler: handler, MaxMessages: f.messages,
 		MCP: agent.MCPConfig{Interval: f.mcpInterval, Timeout: f.mcpTimeout},
+	}
+	if !f.noMesh {
+		cfg.Inbox = agent.BriefInbox(handler)
 	}
 	if cfg.Grace == 0 {
 		cfg.Grace = -1 // none, where 0 would be the default

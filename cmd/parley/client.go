@@ -162,6 +162,10 @@ func (c *client) unanswered(err error, noun, verb string) error {
 		worker = "audit"
 	case noun == "session":
 		worker = "sessions"
+	case noun == "run":
+		worker = "runs"
+	case noun == "mesh":
+		worker = noun
 	}
 	p := &problem{exit: codeExit(subjects.CodeUnavailable), err: err}
 	switch {

@@ -49,30 +49,34 @@ type config struct {
 	LogLevel  string `envconfig:"PARLEY_LOG_LEVEL" json:"log_level" flag:"log-level" desc:"debug, info, warn or error"`
 	LogFormat string `envconfig:"PARLEY_LOG_FORMAT" json:"log_format" flag:"log-format" desc:"auto, text or json; auto is text on a terminal"`
 
-	Workers   []string `envconfig:"PARLEY_WORKERS" json:"workers" flag:"workers" desc:"workers to run, comma separated"`
-	Operators []string `envconfig:"PARLEY_OPERATORS" json:"operators" flag:"operators" desc:"who may see and change every task"`
-	MaxQueued int      `envconfig:"PARLEY_MAX_QUEUED" json:"max_queued" flag:"max-queued" desc:"queued tasks above which dispatches are refused; 0 is the router's default"`
-	KeepEnded int      `envconfig:"PARLEY_KEEP_ENDED" json:"keep_ended" flag:"keep-ended" desc:"ended tasks kept at most (and 24 h at most); 0 is the router's default"`
-	Provision string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
-	Replicas  int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
-	MaxStore  size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 keeps what is there, and begins with 4GiB or what the disk has"`
-	MaxOutput size     `envconfig:"PARLEY_MAX_OUTPUT" json:"max_output" flag:"max-output" desc:"largest output that a session keeps, such as 64MiB; 0 is the default"`
-	AuditKeep span     `envconfig:"PARLEY_AUDIT_KEEP" json:"audit_keep" flag:"audit-keep" desc:"how long the audit is kept; 0 is the default, 90 days"`
-	HTTP      string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of A2A, /healthz and /readyz; off for none"`
-	HTTPCert  string   `envconfig:"PARLEY_HTTP_CERT" json:"http_cert" flag:"http-cert" desc:"file with the certificate of the HTTP port, which then speaks TLS"`
-	HTTPKey   string   `envconfig:"PARLEY_HTTP_KEY" json:"http_key" flag:"http-key" desc:"file with its key"`
-	HTTPCA    string   `envconfig:"PARLEY_HTTP_CLIENT_CA" json:"http_client_ca" flag:"http-client-ca" desc:"file with the authority of client certificates, which then say who calls"`
-	A2AURL    string   `envconfig:"PARLEY_A2A_URL" json:"a2a_url" flag:"a2a-url" desc:"where A2A clients reach the gateway, for its cards; as each request says when empty"`
-	A2AName   string   `envconfig:"PARLEY_A2A_NAME" json:"a2a_name" flag:"a2a-name" desc:"name of the fleet in its A2A card"`
-	A2ATokens string   `envconfig:"PARLEY_A2A_TOKENS" json:"a2a_tokens" flag:"a2a-tokens" desc:"file with a line 'caller token' for each A2A caller; the token is a bearer token or API key"`
-	A2AIssuer string   `envconfig:"PARLEY_A2A_ISSUER" json:"a2a_issuer" flag:"a2a-issuer" desc:"OpenID provider whose tokens say who calls"`
-	A2AAud    string   `envconfig:"PARLEY_A2A_AUDIENCE" json:"a2a_audience" flag:"a2a-audience" desc:"audience that those tokens must be for"`
-	A2AOpen   bool     `envconfig:"PARLEY_A2A_OPEN" json:"a2a_open" flag:"a2a-open" desc:"let everybody who reaches the HTTP port use the fleet, also from other machines"`
-	A2AOrigin []string `envconfig:"PARLEY_A2A_ORIGINS" json:"a2a_origins" flag:"a2a-origins" desc:"web origins whose pages may call (CORS), comma separated"`
-	A2ARate   float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
-	A2AKey    string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
-	A2APush   string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
-	Grace     span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
+	Workers       []string `envconfig:"PARLEY_WORKERS" json:"workers" flag:"workers" desc:"workers to run, comma separated"`
+	Operators     []string `envconfig:"PARLEY_OPERATORS" json:"operators" flag:"operators" desc:"who may see and change every task"`
+	MaxQueued     int      `envconfig:"PARLEY_MAX_QUEUED" json:"max_queued" flag:"max-queued" desc:"queued tasks above which dispatches are refused; 0 is the router's default"`
+	KeepEnded     int      `envconfig:"PARLEY_KEEP_ENDED" json:"keep_ended" flag:"keep-ended" desc:"ended tasks kept at most (and 24 h at most); 0 is the router's default"`
+	MeshHops      int      `envconfig:"PARLEY_MESH_HOPS" json:"mesh_hops" flag:"mesh-hops" desc:"messages that may lead to another one between agents; 0 is 8"`
+	MeshPairRate  int      `envconfig:"PARLEY_MESH_PAIR_RATE" json:"mesh_pair_rate" flag:"mesh-pair-rate" desc:"messages a minute from one agent to one other; 0 is 120"`
+	MeshAgentRate int      `envconfig:"PARLEY_MESH_AGENT_RATE" json:"mesh_agent_rate" flag:"mesh-agent-rate" desc:"messages a minute from one agent; 0 is 600"`
+	RunOutput     string   `envconfig:"PARLEY_RUN_OUTPUT" json:"run_output" flag:"run-output" desc:"directory below which runs leave their documents; empty: they leave none"`
+	Provision     string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
+	Replicas      int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
+	MaxStore      size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 keeps what is there, and begins with 4GiB or what the disk has"`
+	MaxOutput     size     `envconfig:"PARLEY_MAX_OUTPUT" json:"max_output" flag:"max-output" desc:"largest output that a session keeps, such as 64MiB; 0 is the default"`
+	AuditKeep     span     `envconfig:"PARLEY_AUDIT_KEEP" json:"audit_keep" flag:"audit-keep" desc:"how long the audit is kept; 0 is the default, 90 days"`
+	HTTP          string   `envconfig:"PARLEY_HTTP" json:"http" flag:"http" desc:"address of A2A, /healthz and /readyz; off for none"`
+	HTTPCert      string   `envconfig:"PARLEY_HTTP_CERT" json:"http_cert" flag:"http-cert" desc:"file with the certificate of the HTTP port, which then speaks TLS"`
+	HTTPKey       string   `envconfig:"PARLEY_HTTP_KEY" json:"http_key" flag:"http-key" desc:"file with its key"`
+	HTTPCA        string   `envconfig:"PARLEY_HTTP_CLIENT_CA" json:"http_client_ca" flag:"http-client-ca" desc:"file with the authority of client certificates, which then say who calls"`
+	A2AURL        string   `envconfig:"PARLEY_A2A_URL" json:"a2a_url" flag:"a2a-url" desc:"where A2A clients reach the gateway, for its cards; as each request says when empty"`
+	A2AName       string   `envconfig:"PARLEY_A2A_NAME" json:"a2a_name" flag:"a2a-name" desc:"name of the fleet in its A2A card"`
+	A2ATokens     string   `envconfig:"PARLEY_A2A_TOKENS" json:"a2a_tokens" flag:"a2a-tokens" desc:"file with a line 'caller token' for each A2A caller; the token is a bearer token or API key"`
+	A2AIssuer     string   `envconfig:"PARLEY_A2A_ISSUER" json:"a2a_issuer" flag:"a2a-issuer" desc:"OpenID provider whose tokens say who calls"`
+	A2AAud        string   `envconfig:"PARLEY_A2A_AUDIENCE" json:"a2a_audience" flag:"a2a-audience" desc:"audience that those tokens must be for"`
+	A2AOpen       bool     `envconfig:"PARLEY_A2A_OPEN" json:"a2a_open" flag:"a2a-open" desc:"let everybody who reaches the HTTP port use the fleet, also from other machines"`
+	A2AOrigin     []string `envconfig:"PARLEY_A2A_ORIGINS" json:"a2a_origins" flag:"a2a-origins" desc:"web origins whose pages may call (CORS), comma separated"`
+	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
+	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
+	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
+	Grace         span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
 	WebhooksFile   string   `envconfig:"PARLEY_WEBHOOKS_FILE" json:"webhooks_file" flag:"webhooks-file" desc:"file that names webhook endpoints"`
 	WebhookURL     string   `envconfig:"PARLEY_WEBHOOK_URL" json:"webhook_url" flag:"webhook-url" desc:"address of the webhook endpoint human, where people are called"`

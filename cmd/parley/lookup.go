@@ -12,6 +12,7 @@ import (
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/subjects/mesh"
 )
 
 func (a *app) subjectsCommand() *cobra.Command {
@@ -162,14 +163,21 @@ func (a *app) schemaCommand() *cobra.Command {
 	}
 }
 
-// schemas names the messages of every protocol that have a schema.
-func schemas() []string { return slices.Concat(fleet.Schemas(), handshake.Schemas()) }
+// schemas names the messages of every protocol that have a JSON Schema.
+func schemas() []string { return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas()) }
 
 func schema(name string) ([]byte, error) {
-	if slices.Contains(handshake.Schemas(), name) {
+	switch {
+	case slices.Contains(handshake.Schemas(), name):
 		return handshake.Schema(name)
+	case slices.Contains(mesh.Schemas(), name):
+		return mesh.Schema(name)
 	}
-	return fleet.Schema(name)
+	data, err := fleet.Schema(name)
+	if err != nil {
+		return nil, subjects.AsError(err).WithRemedy("ask for one of " + strings.Join(schemas(), ", "))
+	}
+	return data, nil
 }
 
 // build tells what this program is.

@@ -24,6 +24,7 @@ var (
 		"a2a-open", "a2a-origins", "a2a-rate", "a2a-push-endpoint", "a2a-key",
 		"max-retries", "on-blocked", "escalate", "alert-repeat", "give-up-after", "alert-contacts", "alert-next", "ack-timeout",
 		"group-by", "group-wait", "group-interval", "change-log", "public-url", "link-key", "link-ttl", "heartbeat-to", "heartbeat-each",
+		"run-output", "mesh-hops", "mesh-pair-rate", "mesh-agent-rate",
 	}
 	secretFlags = []string{"password", "token", "session-token", "webhook-url", "webhook-secret", "webhook-header", "link-key"}
 	brokerFlags = []string{"host", "port", "insecure", "data", "sync"}
@@ -64,7 +65,7 @@ func (s setting) text() string {
 var otherVariables = []string{
 	"PARLEY_CONFIG",
 	"PARLEY_TASK_ID", "PARLEY_ATTEMPT", "PARLEY_FROM", "PARLEY_PRIORITY", "PARLEY_REPLY_SCHEMA",
-	"PARLEY_SESSION_ID", "PARLEY_CONTRACT", "PARLEY_DEADLINE", "PARLEY_TOKEN_BUDGET",
+	"PARLEY_SESSION_ID", "PARLEY_CONTRACT", "PARLEY_DEADLINE", "PARLEY_TOKEN_BUDGET", "PARLEY_MESSAGE_ID", "PARLEY_THREAD_ID",
 	"PARLEY_CRASH_AT", "PARLEY_NATS_CLI",
 }
 

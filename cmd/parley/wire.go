@@ -15,15 +15,17 @@ import (
 	"parley/workers"
 	"parley/workers/audit"
 	"parley/workers/escalation"
+	"parley/workers/mesh"
 	"parley/workers/registry"
 	"parley/workers/router"
+	"parley/workers/runs"
 	"parley/workers/sessions"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"registry", "sessions", "audit", "router", "webhooks", "escalation", "gateway"}
+	return []string{"registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "gateway"}
 }
 
 // worker makes the worker called name; its pages, if it has any, go to h.
@@ -67,6 +69,21 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "registry":
 		w, err := registry.New(registry.Config{Bus: b, Version: semver(), Log: log})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "mesh":
+		w, err := mesh.New(mesh.Config{
+			Bus: b, Operators: a.operators(), Version: semver(), Log: log,
+			Limits: mesh.Limits{MaxHops: a.conf.MeshHops, PairPerMinute: a.conf.MeshPairRate, AgentPerMinute: a.conf.MeshAgentRate},
+		})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "runs":
+		w, err := runs.New(runs.Config{Bus: b, Operators: a.operators(), OutputDir: a.conf.RunOutput, Version: semver(), Log: log})
 		if err != nil {
 			return workers.Worker{}, err
 		}

@@ -49,6 +49,7 @@ func (a *Announce) check(p *problems) {
 	p.counted("/worker/context_window", w.ContextWindow, maxCount)
 	p.epoch("/worker/epoch", w.Epoch)
 	p.counted("/worker/max_parallel", int64(w.MaxParallel), maxParallel)
+	p.counted("/worker/max_messages", int64(w.MaxMessages), maxParallel)
 	p.labels("/worker/labels", w.Labels)
 	p.names("/capabilities/tools", a.Capabilities.Tools, 0)
 	p.names("/capabilities/mcp_servers", a.Capabilities.MCPServers, 0)

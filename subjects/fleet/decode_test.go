@@ -162,6 +162,7 @@ var announceRefusals = []refusal{
 	{name: "reserved agent", in: `{"worker":{"agent_id":"registry"}}`, code: invalidID, pointer: "/worker/agent_id"},
 	{name: "instance", in: `{"worker":{"agent_id":"a","instance_id":"*"}}`, code: invalidID, pointer: "/worker/instance_id"},
 	{name: "tier", in: `{"worker":{"agent_id":"a","model_tier":"a b"}}`, code: invalidMessage, pointer: "/worker/model_tier"},
+	{name: "messages", in: `{"worker":{"agent_id":"a","max_messages":-1}}`, code: invalidMessage, pointer: "/worker/max_messages"},
 	{name: "parallel", in: `{"worker":{"agent_id":"a","max_parallel":10001}}`, code: invalidMessage, pointer: "/worker/max_parallel"},
 	{name: "window", in: `{"worker":{"agent_id":"a","context_window":-1}}`, code: invalidMessage, pointer: "/worker/context_window"},
 	{name: "heartbeat", in: `{"worker":{"agent_id":"a"},"heartbeat_seconds":0.05}`, code: invalidMessage, pointer: "/heartbeat_seconds"},

@@ -62,6 +62,7 @@ type Worker struct {
 	InstanceID    subjects.InstanceID `json:"instance_id,omitempty"`   // added; absent "main"
 	Epoch         int64               `json:"epoch,omitzero"`          // added; start time, ns
 	MaxParallel   int                 `json:"max_parallel,omitzero"`   // added; absent 1
+	MaxMessages   int                 `json:"max_messages,omitzero"`   // added; of other agents, at once; absent 1
 	Labels        map[string]string   `json:"labels,omitempty"`        // added
 	AgentType     string              `json:"agent_type,omitempty"`    // added; virtual | registered
 	Unknown       Unknown             `json:",unknown"`

@@ -20,7 +20,7 @@ import (
 // complete are messages with every member there is.
 var complete = map[string]string{
 	fleet.TypeAnnounce: `{"type":"SESSION_ANNOUNCE","protocol_version":"2.0",
-		"worker":{"agent_id":"a","model":"m","model_tier":"sonnet","context_window":1,"instance_id":"i","epoch":1,"max_parallel":2,"labels":{"gpu":"1"},"agent_type":"virtual"},
+		"worker":{"agent_id":"a","model":"m","model_tier":"sonnet","context_window":1,"instance_id":"i","epoch":1,"max_parallel":2,"max_messages":3,"labels":{"gpu":"1"},"agent_type":"virtual"},
 		"capabilities":{"tools":["t"],"mcp_servers":["s"],"skills":[{"id":"k"}]},"mcp_health":{"s":"ok"},
 		"session":{"context_id":"c","active_tasks":1,"repo_state":{"branch":"main","clean":true},"session_fresh":true},
 		"heartbeat_seconds":1.5,"ttl_seconds":60,"draining":true,"mcp_probed_at":{"s":"2026-05-31T21:00:00Z"},"new":1}`,

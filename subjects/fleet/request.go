@@ -22,12 +22,15 @@ func DecodeRequest[T any](data []byte) (T, error) {
 			return zero, err
 		}
 	}
-	if r, ok := any(&v).(interface{ check(p *problems) }); ok {
-		var p problems
+	var p problems
+	switch r := any(&v).(type) {
+	case interface{ check(p *problems) }:
 		r.check(&p)
-		if err := p.err(); err != nil {
-			return zero, err
-		}
+	case Checker:
+		r.Check(&p)
+	}
+	if err := p.err(); err != nil {
+		return zero, err
 	}
 	return v, nil
 }

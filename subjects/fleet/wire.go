@@ -51,16 +51,7 @@ func decode[T any, M interface {
 	}
 	v := new(T)
 	m := M(v)
-	err := unmarshal(data, v)
-	h := m.header()
-	if err != nil {
-		// What was read before the error is in h; what comes after it is not.
-		*h = peekHeader(data)
-	}
-	if bad := h.settle(typ); bad != nil {
-		return nil, bad
-	}
-	if err != nil {
+	if err := decodeInto(data, typ, v, m.header()); err != nil {
 		return nil, err
 	}
 	var p problems
@@ -69,6 +60,19 @@ func decode[T any, M interface {
 		return nil, err
 	}
 	return v, nil
+}
+
+// decodeInto reads data into v, of which h is the header.
+func decodeInto(data []byte, typ string, v any, h *Header) error {
+	err := unmarshal(data, v)
+	if err != nil {
+		// What was read before the error is in h; what comes after it is not.
+		*h = peekHeader(data)
+	}
+	if bad := h.settle(typ); bad != nil {
+		return bad
+	}
+	return err
 }
 
 // unmarshal reads a JSON object; the error is in our words.

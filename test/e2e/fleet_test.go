@@ -73,12 +73,18 @@ func (f *testFleet) restartBroker(workers string) {
 // router starts a router of the binary given.
 func (f *testFleet) router(name, binary string, env ...string) *process {
 	f.tb.Helper()
+	return f.serve(name, binary, "router", nil, env...)
+}
+
+// serve starts workers of the binary given, in a process of their own.
+func (f *testFleet) serve(name, binary, workers string, flags []string, env ...string) *process {
+	f.tb.Helper()
 	return start(f.tb, f.dir, program{
 		name: name, path: binary, env: env,
-		args: []string{
-			"serve", "--workers", "router", "--server", f.url, "--http", "off",
+		args: append([]string{
+			"serve", "--workers", workers, "--server", f.url, "--http", "off",
 			"--provision", "verify", "--log-format", "text", "--log-level", "debug",
-		},
+		}, flags...),
 	})
 }
 

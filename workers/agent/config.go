@@ -74,6 +74,9 @@ type Config struct {
 	Bus     Bus
 	Log     *slog.Logger // nil discards
 	Handler Handler
+
+	Inbox       Inbox // takes messages of other agents; nil: there are none here
+	MaxMessages int   // messages at once, beside the tasks; absent 1
 }
 
 const (
@@ -94,6 +97,7 @@ func (c Config) withDefaults() Config {
 	c.HandIn = cmp.Or(c.HandIn, defaultHandIn)
 	c.MinProgress = cmp.Or(c.MinProgress, defaultMinProgress)
 	c.MCP = c.MCP.withDefaults()
+	c.MaxMessages = cmp.Or(c.MaxMessages, 1)
 	if c.Tiers == nil {
 		c.Tiers = []string{"haiku", "sonnet", "opus"}
 	}
@@ -119,6 +123,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("agent: Config.MaxParallel is %d, want 1 to %d", c.MaxParallel, maxParallel)
 	case c.Heartbeat < minHeartbeat || c.Heartbeat > maxHeartbeat:
 		return fmt.Errorf("agent: Config.Heartbeat is %s, want %s to %s", c.Heartbeat, minHeartbeat, maxHeartbeat)
+	case c.MaxMessages < 1 || c.MaxMessages > maxParallel:
+		return fmt.Errorf("agent: Config.MaxMessages is %d, want 1 to %d", c.MaxMessages, maxParallel)
 	case c.HandIn < 0, c.MinProgress < 0:
 		return errors.New("agent: Config.HandIn and Config.MinProgress must not be negative")
 	}

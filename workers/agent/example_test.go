@@ -8,6 +8,7 @@ import (
 
 	"parley/bus"
 	"parley/subjects/fleet"
+	"parley/subjects/mesh"
 	"parley/workers/agent"
 )
 
@@ -22,6 +23,13 @@ func shout(ctx context.Context, b *bus.Bus) error {
 	}
 	return w.Run(ctx)
 }
+
+// echoes answers every message with what it says.
+func echoes(_ context.Context, m *mesh.Message) (agent.LetterReply, error) {
+	return agent.LetterReply{Text: "I saw: " + m.Text}, nil
+}
+
+var _ agent.Inbox = agent.InboxFunc(echoes)
 
 func Example() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"parley/subjects"
@@ -58,6 +59,8 @@ type held struct {
 	followed  chan struct{}    // closed and replaced when there is another one
 
 	pace pace // has its own lock
+
+	lent atomic.Int64 // tokens that agents it has asked have spent
 }
 
 // open is a question that waits for its answer.

@@ -92,6 +92,9 @@ func contractEnv(d *fleet.Dispatch, file string) []string {
 	if d.Deadline != nil {
 		env = append(env, "PARLEY_DEADLINE="+d.Deadline.UTC().Format(time.RFC3339))
 	}
+	if d.Input != nil && d.Task.Type == messageType {
+		env = append(env, "PARLEY_MESSAGE_ID="+d.Input.MessageID, "PARLEY_THREAD_ID="+d.Input.ContextID)
+	}
 	if d.Task.TokenBudget > 0 {
 		env = append(env, fmt.Sprintf("PARLEY_TOKEN_BUDGET=%d", d.Task.TokenBudget))
 	}

@@ -51,6 +51,7 @@ func (w *Worker) settle(h *held, r *fleet.Result) {
 	r.Header = header(fleet.TypeResult)
 	r.TaskID, r.AgentID, r.InstanceID, r.Epoch = h.id, w.cfg.ID, w.cfg.Instance, w.epoch
 	r.State = ""
+	r.TokensSpent += h.lent.Load()
 	if r.NextSteps == nil {
 		r.NextSteps = []string{}
 	}

@@ -156,11 +156,15 @@ func (w *Worker) announce(life context.Context) bool {
 func (w *Worker) announcement(v vitals) *fleet.Announce {
 	held, draining, fresh := w.hand.holding()
 	c := &w.cfg
+	messages := 0
+	if c.Inbox != nil {
+		messages = c.MaxMessages
+	}
 	return &fleet.Announce{
 		Header: header(fleet.TypeAnnounce),
 		Worker: fleet.Worker{
 			AgentID: c.ID, Model: c.Model, ModelTier: c.ModelTier, ContextWindow: c.ContextWindow,
-			InstanceID: c.Instance, Epoch: w.epoch, MaxParallel: c.MaxParallel, Labels: c.Labels, AgentType: c.AgentType,
+			InstanceID: c.Instance, Epoch: w.epoch, MaxParallel: c.MaxParallel, MaxMessages: messages, Labels: c.Labels, AgentType: c.AgentType,
 		},
 		Capabilities: fleet.Capabilities{
 			Tools: orEmpty(c.Tools), MCPServers: orEmpty(slices.Sorted(maps.Keys(v.health))), Skills: c.Skills,

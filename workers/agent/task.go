@@ -12,6 +12,7 @@ import (
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/mesh"
 )
 
 // Task is what a Handler works on. Its methods may be called from any
@@ -32,6 +33,7 @@ type line interface {
 	artifact(ctx context.Context, a fleet.Artifact) error
 	ask(ctx context.Context, q fleet.Question) (fleet.Answer, error)
 	followUp(ctx context.Context, n int) (fleet.Message, error)
+	askAgents(ctx context.Context, q Question) ([]mesh.Answer, error)
 }
 
 // progress is one report; what is nil is not known.

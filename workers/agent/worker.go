@@ -27,13 +27,14 @@ const farewellTimeout = 2 * time.Second
 // Worker is one agent instance. Make it with New, start it with Run.
 type Worker struct {
 	// fixed after New
-	cfg   Config
-	log   *slog.Logger
-	epoch int64
-	skill []string // capabilities beyond tools: names of skills
-	hand  *hand
-	state *state
-	spool *spool // nil: none
+	cfg     Config
+	log     *slog.Logger
+	epoch   int64
+	skill   []string // capabilities beyond tools: names of skills
+	hand    *hand
+	state   *state
+	spool   *spool // nil: none
+	letters *letters
 
 	started atomic.Bool
 	wg      sync.WaitGroup // everything that Run waits for
@@ -48,11 +49,12 @@ func New(c Config) (*Worker, error) {
 	}
 	w := &Worker{
 		cfg: c, epoch: time.Now().UnixNano(),
-		log:   c.Log.With(slog.String("component", "agent"), slog.String("agent_id", string(c.ID)), slog.String("instance_id", string(c.Instance))),
-		skill: skillNames(c.Skills),
-		hand:  newHand(c.MaxParallel, c.Heartbeat),
-		work:  pool.New(min(c.MaxParallel, idleHandlers)),
-		state: newState(c.MCP),
+		log:     c.Log.With(slog.String("component", "agent"), slog.String("agent_id", string(c.ID)), slog.String("instance_id", string(c.Instance))),
+		skill:   skillNames(c.Skills),
+		hand:    newHand(c.MaxParallel, c.Heartbeat),
+		work:    pool.New(min(c.MaxParallel, idleHandlers)),
+		letters: newLetters(c.MaxMessages),
+		state:   newState(c.MCP),
 	}
 	if err := w.checkAnnouncement(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
@@ -140,6 +142,17 @@ func (w *Worker) Run(ctx context.Context) error {
 		_ = errors.Join(offers.Unsubscribe(), controls.Unsubscribe())
 		return fmt.Errorf("agent: take handshakes: %w", err)
 	}
+	work, abort := context.WithCancelCause(life)
+	defer abort(nil)
+	subs := []*bus.Subscription{offers, controls, greetings}
+	if w.cfg.Inbox != nil {
+		inbox, err := w.cfg.Bus.Subscribe(subjects.Inbox(w.cfg.ID, w.cfg.Instance), "", func(m bus.Msg) { w.onLetter(work, life, m) })
+		if err != nil {
+			_ = errors.Join(offers.Unsubscribe(), controls.Unsubscribe(), greetings.Unsubscribe())
+			return fmt.Errorf("agent: take messages: %w", err)
+		}
+		subs = append(subs, inbox)
+	}
 	w.wg.Go(func() { w.announceAll(life) })
 	w.wg.Go(func() { w.beatAll(life) })
 	w.wg.Go(func() { w.watchRepo(life) })
@@ -147,9 +160,15 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.log.Info("agent is ready", slog.Int("max_parallel", w.cfg.MaxParallel), slog.Int64("epoch", w.epoch))
 
 	<-ctx.Done()
+	dealt := w.letters.close()
+	begun := time.Now()
 	w.drain()
+	if !within(dealt, max(w.cfg.Grace-time.Since(begun), 0)) {
+		abort(ErrStopping)
+		within(dealt, w.cfg.HandIn)
+	}
 	w.farewell()
-	for _, s := range []*bus.Subscription{offers, controls, greetings} {
+	for _, s := range subs {
 		if err := s.Drain(); err != nil { //nolint:contextcheck // bounded by itself; ctx has ended
 			w.log.Debug("end a subscription", slog.Any("error", err))
 		}

@@ -1,0 +1,328 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+	runwire "parley/subjects/run"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	c := noun("run", "Tasks tied by dependencies: start them, and see how far they are", "runs")
+	bind(c.PersistentFlags(), a.conf, append([]string{"as"}, connectionFlags...)...)
+	c.AddCommand(a.runStart(), a.runGet(), a.runList(), a.runWatch(), a.runOutput(), a.runGraph(),
+		a.runChange("cancel", "End a run and its tasks"), a.runChange("pause", "Begin nothing more of a run; what is under way goes on"),
+		a.runChange("resume", "Go on with a paused run"), a.runChange("retry", "Run what has not succeeded again"))
+	return c
+}
+
+func (a *app) runStart() *cobra.Command {
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "start FILE", Short: "Start a run from a file in YAML or JSON, - for standard input", Args: one("file"),
+		Long: `Start a run and print its id. The file says which agents do what, and what
+depends on what. With --wait the command follows the run to its end and prints
+its output document; the exit code tells how it ended.
+
+Started again with the same task_id, it is the same run.`,
+		Example: `  parley run start review.yaml --wait
+  parley run graph review.yaml`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := a.definition(args[0])
+			if err != nil {
+				return err
+			}
+			return a.ask(func(ctx context.Context, c *client, _ []string) error { return a.startRun(ctx, c, d, wait, "") })(cmd, args)
+		},
+	}
+	cmd.Flags().BoolVarP(&wait, "wait", "w", false, "follow it to its end and print the output")
+	return cmd
+}
+
+// definition reads a definition from a file, and says everything that is wrong
+// with it.
+func (a *app) definition(file string) (*runwire.Definition, error) {
+	data, err := a.text(nil, file, "a definition")
+	if err != nil {
+		return nil, err
+	}
+	return runwire.Read(data)
+}
+
+func (a *app) startRun(ctx context.Context, c *client, d *runwire.Definition, wait bool, file string) error {
+	if d.TaskID == "" { // so that a repeat after a time-out is the same run
+		d.TaskID = subjects.RunID("run-" + strings.ToLower(rand.Text()[:16]))
+	}
+	r, err := call[runwire.Started](ctx, c, "run", "start", d)
+	if err != nil {
+		return err
+	}
+	id := r.value.RunID
+	if !wait {
+		if a.json() {
+			return a.printJSON(r.raw)
+		}
+		a.print(string(id))
+		a.notice("next: parley run watch %s", id)
+		return nil
+	}
+	a.notice("run %s", id)
+	return a.followRun(ctx, c, id, file)
+}
+
+// followRun tells what happens to a run until it ends, then prints its output.
+func (a *app) followRun(ctx context.Context, c *client, id subjects.RunID, file string) error {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	seen := map[runwire.NodeID]runwire.State{}
+	for {
+		r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: id})
+		switch {
+		case err != nil && !away(err):
+			return err
+		case err == nil:
+			a.tellNodes(&r.value, seen)
+			if r.value.State.Ended() {
+				return a.endOfRun(ctx, c, &r.value, file)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return &problem{
+				what: "interrupted; the run goes on", exit: exitInterrupted, err: ctx.Err(),
+				then: "parley run watch " + string(id) + "  or  parley run cancel " + string(id),
+			}
+		case <-tick.C:
+		}
+	}
+}
+
+// tellNodes says which nodes have come to another state.
+func (a *app) tellNodes(r *runwire.Record, seen map[runwire.NodeID]runwire.State) {
+	for i := range r.Definition.Agents {
+		name := r.Definition.Agents[i].Name()
+		n := r.Nodes[name]
+		if seen[name] == n.State || n.State == runwire.Waiting {
+			continue
+		}
+		seen[name] = n.State
+		a.notice("%s  %s %s %s", a.now().Format(time.TimeOnly), name, n.State, printable(reason(n.Reason)))
+	}
+}
+
+func (a *app) endOfRun(ctx context.Context, c *client, r *runwire.Record, file string) error {
+	out, err := c.request(ctx, subjects.API(c.from, "run", "output"), fleet.MustEncode(runwire.Ref{RunID: r.RunID}))
+	if err != nil {
+		return c.unanswered(err, "run", "output")
+	}
+	if _, err := fleet.DecodeReply[runwire.Output](out.Data); err != nil {
+		return err
+	}
+	switch {
+	case file != "":
+		if err := os.WriteFile(file, out.Data, 0o600); err != nil {
+			return failed("write the output: %w", err)
+		}
+	case a.json():
+		if err := a.printJSON(out.Data); err != nil {
+			return err
+		}
+	default:
+		a.print(string(bytes.TrimSpace(out.Data)))
+	}
+	if r.State == runwire.Done {
+		return nil
+	}
+	code := subjects.CodeAgentError
+	if r.Reason != nil {
+		code = r.Reason.Code
+	}
+	return &problem{what: "the run has " + string(r.State), where: reason(r.Reason), exit: cmp.Or(codeExit(code), exitFailed), then: "parley run retry " + string(r.RunID)}
+}
+
+func (a *app) runWatch() *cobra.Command {
+	return &cobra.Command{
+		Use: "watch RUN", Short: "Follow a run to its end and print its output", Args: one("run id"),
+		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
+			return a.followRun(ctx, c, subjects.RunID(args[0]), "")
+		}),
+	}
+}
+
+func (a *app) runOutput() *cobra.Command {
+	return &cobra.Command{
+		Use: "output RUN", Short: "Print the output document of a run that has ended", Args: one("run id"),
+		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
+			r, err := call[runwire.Output](ctx, c, "run", "output", runwire.Ref{RunID: subjects.RunID(args[0])})
+			if err != nil {
+				return err
+			}
+			return a.printJSON(r.raw)
+		}),
+	}
+}
+
+func (a *app) runGet() *cobra.Command {
+	return &cobra.Command{
+		Use: "get RUN", Aliases: []string{"show"}, Short: "Show how far a run is", Args: one("run id"),
+		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
+			r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: subjects.RunID(args[0])})
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(r.raw)
+			}
+			v := &r.value
+			g := a.grid(strings.TrimSpace(fmt.Sprintf("Run %s: %s %s", v.RunID, v.State, reason(v.Reason))),
+				[]string{"Node", "State", "Agent", "After", "Attempt", "Tokens", "Why"}, "After", "Why")
+			for i := range v.Definition.Agents {
+				d := &v.Definition.Agents[i]
+				n := v.Nodes[d.Name()]
+				g.add(string(d.Name()), string(n.State), string(n.AgentID), joined(d.Dependencies), n.Attempts, thousands(n.Tokens), reason(n.Reason))
+			}
+			g.print()
+			return nil
+		}),
+	}
+}
+
+func joined(names []runwire.NodeID) string {
+	list := make([]string, len(names))
+	for i, n := range names {
+		list[i] = string(n)
+	}
+	return strings.Join(list, " ")
+}
+
+func (a *app) runList() *cobra.Command {
+	return &cobra.Command{
+		Use: "ls", Aliases: []string{"list"}, Short: "List the runs that live and those that ended lately", Args: cobra.NoArgs,
+		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
+			r, err := call[runwire.List](ctx, c, "run", "list", struct{}{})
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printList(r.raw, "runs")
+			}
+			g := a.grid("Runs", []string{"Run", "From", "State", "Nodes", "Tokens", "Started", "What"}, "What")
+			for _, s := range r.value.Runs {
+				g.add(string(s.RunID), string(s.From), string(s.State), fmt.Sprintf("%d/%d", s.Done, s.Nodes), thousands(s.Tokens), a.when(s.Created), oneLine(s.Description))
+			}
+			g.print()
+			return nil
+		}),
+	}
+}
+
+// runChange makes the command for a call that changes a run.
+func (a *app) runChange(verb, short string) *cobra.Command {
+	var why string
+	cmd := &cobra.Command{
+		Use: verb + " RUN", Short: short, Args: one("run id"),
+		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
+			r, err := call[runwire.Record](ctx, c, "run", verb, runwire.Ref{RunID: subjects.RunID(args[0]), Reason: why})
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(r.raw)
+			}
+			state := string(r.value.State)
+			if r.value.Cancel != "" && !r.value.State.Ended() {
+				state = "being canceled"
+			}
+			a.notice("run %s is %s", r.value.RunID, state)
+			return nil
+		}),
+	}
+	if verb == "cancel" {
+		cmd.Flags().StringVar(&why, "reason", "", "why, for the record")
+	}
+	return cmd
+}
+
+func (a *app) runGraph() *cobra.Command {
+	var dot bool
+	cmd := &cobra.Command{
+		Use: "graph FILE", Short: "Print the dependencies of a definition as Mermaid, or DOT", Args: one("file"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			d, err := a.definition(args[0])
+			if err != nil {
+				return err
+			}
+			a.print(strings.TrimSpace(graph(d, dot)))
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&dot, "dot", false, "in the language of Graphviz")
+	return cmd
+}
+
+// graph draws a definition.
+func graph(d *runwire.Definition, dot bool) string {
+	var b strings.Builder
+	head, node, edge, tail := "flowchart LR\n", "  %s[\"%s\"]\n", "  %s --> %s\n", ""
+	if dot {
+		head, node, edge, tail = "digraph run {\n  rankdir=LR\n", "  %q [label=%q]\n", "  %q -> %q\n", "}\n"
+	}
+	b.WriteString(head)
+	for i := range d.Agents {
+		n := &d.Agents[i]
+		label := string(n.Name())
+		if n.AgentID != "" && label != string(n.AgentID) {
+			label += ": " + string(n.AgentID)
+		}
+		fmt.Fprintf(&b, node, n.Name(), label)
+		for _, dep := range n.Dependencies {
+			fmt.Fprintf(&b, edge, dep, n.Name())
+		}
+	}
+	return b.String() + tail
+}
+
+func (a *app) orchestrateCommand() *cobra.Command {
+	var agents []string
+	var file string
+	var limit time.Duration
+	cmd := &cobra.Command{
+		Use: "orchestrate --agents A,B,C [BRIEF…]", Short: "Have agents work one after the other, each with what came before",
+		Long: `Run agents in the sequence given: each gets the brief and the results of those
+before it. The output document goes to standard output, or to a file.`,
+		Example: `  parley orchestrate --agents discovery-cartographer,compose-engineer --output run.json "Get the status."`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(agents) == 0 {
+				return usage("--agents is missing: name those who work, in their sequence")
+			}
+			d := &runwire.Definition{TaskType: runwire.MultiAgentRun, Description: strings.Join(args, " "), Timeout: limit.Seconds()}
+			for i, id := range agents {
+				n := runwire.Node{ID: runwire.NodeID(fmt.Sprintf("%d-%s", i+1, id)), AgentID: subjects.AgentID(id), Sequence: i + 1, Brief: d.Description, Dependencies: []runwire.NodeID{}}
+				for k := range i {
+					n.Dependencies = append(n.Dependencies, d.Agents[k].ID)
+				}
+				d.Agents = append(d.Agents, n)
+			}
+			if _, err := runwire.Decode(fleet.MustEncode(d)); err != nil {
+				return err
+			}
+			return a.ask(func(ctx context.Context, c *client, _ []string) error { return a.startRun(ctx, c, d, true, file) })(cmd, args)
+		},
+	}
+	bind(cmd.Flags(), a.conf, append([]string{"as"}, connectionFlags...)...)
+	cmd.Flags().StringSliceVar(&agents, "agents", nil, "the agents, in their sequence (required)")
+	cmd.Flags().StringVar(&file, "output", "", "write the output document to a file")
+	cmd.Flags().DurationVar(&limit, "session-timeout", time.Hour, "how long all of it may take")
+	a.completeFlag(cmd, "agents", a.completeAgents)
+	return cmd
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"parley/bus/bustest"
+)
+
+func (s *shell) write(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(s.home(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (s *shell) runState(t *testing.T, id, want string) {
+	t.Helper()
+	bustest.Eventually(t, "run "+id+" is "+want, func() bool {
+		var r struct {
+			State string `json:"state"`
+		}
+		return json.Unmarshal([]byte(s.run(t, "run", "get", id, "-o", "json").stdout), &r) == nil && r.State == want
+	})
+}
+
+const twoNodes = `
+task_id: two
+agents:
+  - {id: first, agent_id: upper, brief: hello}
+  - {id: second, agent_id: upper, dependencies: [first], brief: "after ${first}"}
+output_location: results/two.json
+`
+
+func TestRunFromFileToDocument(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	out := filepath.Join(s.home(), "out")
+	_, url := s.up(t, "--run-output", out)
+	s.environ = append(s.environ, "NATS_URL="+url)
+	s.agent(t, "upper", "--", "sh", "-c", `head -n 1 | tr a-z A-Z`)
+	file := s.write(t, "two.yaml", twoNodes)
+	s.run(t, "run", "start", file, "--wait").check(t, 0, `"output": "AFTER HELLO"`, "second done")
+	s.run(t, "run", "start", file).check(t, 0, "two\n", "")
+	s.run(t, "run", "start", s.write(t, "other.yaml", strings.Replace(twoNodes, "hello", "hi", 1))).check(t, 18, "", "another run")
+	document, err := os.ReadFile(filepath.Join(out, "results", "two.json"))
+	if err != nil || !strings.Contains(string(document), "AFTER HELLO") {
+		t.Errorf("the document is %s, %v", document, err)
+	}
+	s.run(t, "run", "output", "two").check(t, 0, "AFTER HELLO", "")
+	s.run(t, "run", "get", "two").check(t, 0, "second", "")
+	s.run(t, "run", "get", "two", "--as", "stranger").check(t, 19, "", "not_found")
+	s.run(t, "run", "ls").check(t, 0, "2/2", "")
+	s.run(t, "run", "graph", file).check(t, 0, "first --> second", "")
+	s.run(t, "run", "graph", "--dot", file).check(t, 0, `"first" -> "second"`, "")
+	s.run(t, "run", "graph", "../../docs/examples/infrastructure.yaml").check(t, 0, "secrets-steward --> review-agent", "")
+	s.run(t, "orchestrate", "--agents", "upper,upper", "shout").check(t, 0, `"node": "2-upper"`, "2-upper done")
+
+	for text, want := range map[string]string{
+		strings.Replace(twoNodes, "agent_id: upper, brief", "dependencies: [second], brief", 1): "first → second → first",
+		strings.Replace(twoNodes, "results/", "../", 1):                                         "leads out of the output directory",
+		strings.Replace(twoNodes, "results/", "/tmp/", 1):                                       "leads out of the output directory",
+		"agents: []": "expected 1 to 1000 nodes",
+		"a: [":       "not YAML",
+	} {
+		if r := s.run(t, "run", "start", s.write(t, "bad.yaml", text)); r.code == 0 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%s: exit %d, %s; want %q", text, r.code, r.stderr, want)
+		}
+	}
+}
+
+func TestRunFailsPausesIsRetriedAndCanceled(t *testing.T) {
+	t.Parallel()
+	s := liveFleet(t)
+	flag := filepath.Join(s.home(), "mended")
+	s.agent(t, "fine", "--", "sh", "-c", "cat >/dev/null; echo fine; echo x >>"+flag+".count")
+	s.agent(t, "broken", "--", "sh", "-c", "test -e "+flag+" && echo ok")
+	s.agent(t, "slow", "--", "sleep", "600")
+	file := s.write(t, "fail.yaml", `
+task_id: fail
+agents:
+  - {agent_id: fine, brief: x}
+  - {agent_id: broken, dependencies: [fine], max_retries: 0, brief: x}
+  - {id: never, agent_id: fine, dependencies: [broken], brief: x}
+`)
+	s.run(t, "run", "start", file, "--wait").check(t, 29, `"state": "skipped"`, "the run has failed")
+	if err := os.WriteFile(flag, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.run(t, "run", "retry", "fail").check(t, 0, "", "run fail is running")
+	s.run(t, "run", "watch", "fail").check(t, 0, `"generation": 2`, "broken done")
+	if n, err := os.ReadFile(flag + ".count"); err != nil || strings.Count(string(n), "x") != 2 { // fine, and never
+		t.Errorf("%q, %v: what had succeeded was done again", n, err)
+	}
+	s.run(t, "run", "retry", "fail").check(t, 0, "", "run fail is done")
+
+	file = s.write(t, "slow.yaml", `
+task_id: slow
+agents:
+  - {agent_id: slow, brief: x}
+  - {agent_id: fine, dependencies: [slow], brief: x}
+`)
+	s.run(t, "run", "start", file).check(t, 0, "slow", "")
+	s.run(t, "run", "output", "slow", "--timeout", "1s").check(t, 38, "", "no output yet")
+	s.run(t, "run", "pause", "slow").check(t, 0, "", "run slow is paused")
+	s.run(t, "run", "resume", "slow").check(t, 0, "", "run slow is running")
+	s.run(t, "run", "retry", "slow").check(t, 10, "", "running still")
+	s.run(t, "run", "cancel", "slow", "--reason", "enough").check(t, 0, "", "being canceled")
+	s.runState(t, "slow", "canceled")
+	s.run(t, "task", "ls", "--state", "canceled", "-o", "jsonl").check(t, 0, `"agent_id":"slow"`, "")
+	s.run(t, "run", "output", "slow").check(t, 0, "enough", "")
+}

@@ -1,0 +1,149 @@
+package mesh
+
+import (
+	"errors"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/mesh"
+)
+
+var now0 = time.Unix(1_800_000_000, 0)
+
+// known is a core with an agent bob of two instances, and a message to it.
+func known(t *testing.T) (*core, *entry) {
+	t.Helper()
+	c := newCore("w", Limits{}.withDefaults(), now0)
+	for _, id := range []subjects.InstanceID{"one", "two"} {
+		c.agents.announced(&fleet.Announce{Worker: fleet.Worker{AgentID: "bob", InstanceID: id, Epoch: 7}}, now0)
+	}
+	e := c.message(stored{"ann", "bob", 1, 10, now0, &mesh.Message{MessageID: "m", Reply: mesh.No}, nil})
+	if e == nil {
+		t.Fatal("no entry")
+	}
+	return c, e
+}
+
+func (c *core) told(e *entry, state mesh.State, to subjects.InstanceID, rev uint64) {
+	c.record(&mesh.Ack{MessageID: e.id, From: e.from, To: e.to, State: state, InstanceID: to, Epoch: 7, Attempt: int(rev), Time: now0}, rev, now0)
+}
+
+// A step that was decided by a record which is not the last any more is not
+// taken: the message may be with another instance by now.
+func TestStaleStepIsNotTaken(t *testing.T) {
+	t.Parallel()
+	c, e := known(t)
+	steps := c.next(now0)
+	if len(steps) != 1 || steps[0].to == nil || steps[0].to.id != "one" {
+		t.Fatalf("steps = %+v, want one to one", steps)
+	}
+	c.told(e, mesh.Delivering, "two", 5)
+	w := &Worker{core: c} // without a bus: it would be used
+	if err := w.hand(t.Context(), steps[0]); !errors.Is(err, bus.ErrConflict) {
+		t.Errorf("hand = %v, want a conflict", err)
+	}
+	steps[0].to, steps[0].state = nil, mesh.Expired
+	if err := w.end(t.Context(), steps[0]); !errors.Is(err, bus.ErrConflict) {
+		t.Errorf("end = %v, want a conflict", err)
+	}
+}
+
+// Who may have a message is asked again, and nobody else, until he is lost or
+// has said no.
+func TestWhoIsAsked(t *testing.T) {
+	t.Parallel()
+	c, e := known(t)
+	asked := func(now time.Time) subjects.InstanceID {
+		t.Helper()
+		steps := c.next(now)
+		if len(steps) == 0 {
+			return ""
+		}
+		for _, s := range steps {
+			c.over(s)
+			delete(c.due, s.entry.to)
+		}
+		return steps[0].to.id
+	}
+	c.told(e, mesh.Delivering, "two", 1)
+	if got := asked(now0); got != "" {
+		t.Errorf("at once %q is asked, want nobody", got)
+	}
+	if got := asked(now0.Add(askAgain)); got != "two" {
+		t.Errorf("later %q is asked, want two", got)
+	}
+	c.told(e, mesh.Delivered, "two", 2)
+	if got := asked(now0.Add(time.Hour)); got != "" {
+		t.Errorf("once it is delivered %q is asked, want nobody", got)
+	}
+	late := now0.Add(time.Hour)
+	c.echo, c.since = late, now0
+	c.agents["bob"]["one"].seen = late
+	c.look(late) // two has not been heard of for an hour
+	if got := asked(late); got != "one" {
+		t.Errorf("after the loss %q is asked, want one", got)
+	}
+}
+
+// A worker that was cut off does not believe what it has not heard.
+func TestDeafWorkerLosesNobody(t *testing.T) {
+	t.Parallel()
+	c, e := known(t)
+	c.told(e, mesh.Delivered, "two", 1)
+	late := now0.Add(time.Hour)
+	c.look(late) // it has not even heard itself
+	if e.sure {
+		t.Error("an instance is lost, of which a deaf worker heard nothing")
+	}
+}
+
+// The rates follow the messages' own times, so that every worker comes to the
+// same verdict.
+func TestRates(t *testing.T) {
+	t.Parallel()
+	var b bucket
+	at := now0
+	for i := range 3 {
+		if wait := b.take(3, at); wait != 0 {
+			t.Errorf("the first three wait; %d: %s", i, wait)
+		}
+	}
+	if wait := b.wait(3, at); wait != 20*time.Second {
+		t.Errorf("the fourth waits %s, want 20s", wait)
+	}
+	if wait := b.take(3, at.Add(20*time.Second)); wait != 0 {
+		t.Errorf("after 20 s it waits %s", wait)
+	}
+	if wait := b.take(3, at); wait == 0 {
+		t.Error("an earlier message fills the bucket")
+	}
+}
+
+// BenchmarkIndex is what the index costs for each message that is kept: 10 000
+// agents, ten messages to each, of which one waits.
+func BenchmarkIndex(b *testing.B) {
+	const n = 100_000
+	for b.Loop() {
+		runtime.GC()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		c := newCore("w", Limits{AgentPerMinute: 1 << 30}.withDefaults(), now0)
+		for i := range n {
+			to := subjects.AgentID("agent" + strconv.Itoa(i%10_000))
+			id := mesh.MessageID("message-" + strconv.Itoa(i))
+			e := c.message(stored{"ann", to, uint64(i + 1), 10, now0, &mesh.Message{MessageID: id, Reply: mesh.No}, nil})
+			if i >= 10_000 {
+				c.told(e, mesh.Processed, "main", uint64(i))
+			}
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/n, "heap-B/message")
+		runtime.KeepAlive(c)
+	}
+}

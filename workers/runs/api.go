@@ -1,0 +1,250 @@
+package runs
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/run"
+)
+
+const (
+	defaultTimeout = 24 * time.Hour // of a run
+	maxListed      = 200
+)
+
+func (w *Worker) service() bus.Service {
+	s := bus.Service{
+		Name: "runs", Version: w.cfg.Version, Queue: "runs",
+		Description: "Carries out runs: tasks tied by dependencies", Metadata: map[string]string{"kind": "runs"},
+	}
+	for _, e := range []struct {
+		verb, request, reply string
+		handle               func(ctx context.Context, from subjects.AgentID, data []byte) (any, error)
+	}{
+		{"start", "TASK_DEFINITION", "Started", w.start},
+		{"get", "Ref", "RUN_RECORD", w.get},
+		{"list", "", "List", w.list},
+		{"output", "Ref", "Output", w.readOutput},
+		{"cancel", "Ref", "RUN_RECORD", w.change(cancelRun)},
+		{"pause", "Ref", "RUN_RECORD", w.change(pauseRun)},
+		{"resume", "Ref", "RUN_RECORD", w.change(resumeRun)},
+		{"retry", "Ref", "RUN_RECORD", w.change(retryRun)},
+	} {
+		pattern := subjects.APIPattern("run", e.verb)
+		s.Endpoints = append(s.Endpoints, bus.Endpoint{
+			Name: "run_" + e.verb, Subject: pattern,
+			Metadata: map[string]string{"request": e.request, "reply": e.reply},
+			Handle: func(ctx context.Context, m bus.Msg) ([]byte, error) {
+				vars, ok := subjects.Tokens(pattern, m.Subject)
+				if !ok {
+					return nil, subjects.Errorf(subjects.CodeInvalidID, "the subject %q names no caller", m.Subject)
+				}
+				from, err := subjects.ParseAgentID(vars[0])
+				if err != nil {
+					return nil, err
+				}
+				v, err := e.handle(ctx, from, m.Data)
+				if err != nil {
+					return nil, err
+				}
+				if raw, ok := v.([]byte); ok {
+					return raw, nil
+				}
+				return fleet.Encode(v)
+			},
+		})
+	}
+	return s
+}
+
+// start stores the first record of a run.
+func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	d, err := run.Read(data)
+	if err == nil {
+		err = w.checkLocation(d.OutputLocation)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d.TaskID == "" {
+		d.TaskID = subjects.RunID("run-" + strings.ToLower(rand.Text()[:16]))
+	}
+	now := time.Now().UTC()
+	timeout := time.Duration(d.Timeout * float64(time.Second))
+	if timeout == 0 {
+		timeout = defaultTimeout
+	}
+	r := &run.Record{
+		Header: fleet.Header{Type: run.TypeRecord, ProtocolVersion: fleet.Version},
+		RunID:  d.TaskID, From: from, State: run.Running, Created: now, Deadline: now.Add(timeout).Truncate(time.Millisecond),
+		Definition: *d, Nodes: make(map[run.NodeID]run.Status, len(d.Agents)),
+	}
+	for i := range d.Agents {
+		r.Nodes[d.Agents[i].Name()] = run.Status{State: run.Waiting}
+	}
+	err = w.write(ctx, r, 0)
+	if !errors.Is(err, bus.ErrConflict) {
+		if err != nil {
+			return nil, notStored(err)
+		}
+		return &run.Started{RunID: r.RunID, State: r.State}, nil
+	}
+	was, _, err := w.last(ctx, from, r.RunID)
+	if subjects.CodeOf(err) == subjects.CodeNotFound || err == nil && !same(&was.Definition, d) {
+		return nil, subjects.Errorf(subjects.CodeIdempotencyConflict, "there is another run %q", r.RunID).At("/task_id").
+			WithRemedy("leave task_id out, or choose another one")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &run.Started{RunID: was.RunID, State: was.State, Duplicate: true}, nil
+}
+
+func same(a, b *run.Definition) bool {
+	return string(fleet.MustEncode(a)) == string(fleet.MustEncode(b))
+}
+
+func notStored(err error) error {
+	if errors.Is(err, bus.ErrFull) {
+		return subjects.Errorf(subjects.CodeRateLimited, "there is no room for more runs: %w", err).RetryAfter(time.Minute)
+	}
+	return subjects.Errorf(subjects.CodeUnavailable, "the run is not stored: %w", err).RetryAfter(time.Second)
+}
+
+// last is the record of a run that who may see.
+func (w *Worker) last(ctx context.Context, who subjects.AgentID, id subjects.RunID) (*run.Record, uint64, error) {
+	m, err := w.cfg.Bus.Last(ctx, subjects.StreamRuns, subjects.Run(id))
+	if err != nil && !errors.Is(err, bus.ErrNotFound) {
+		return nil, 0, notStored(err)
+	}
+	if err == nil {
+		r, err := run.DecodeRecord(m.Data)
+		if err != nil {
+			return nil, 0, err
+		}
+		if w.mayRead(who, r) {
+			return r, m.Seq, nil
+		}
+	}
+	return nil, 0, subjects.Errorf(subjects.CodeNotFound, "no run %q of yours is kept", id).At("/run_id").
+		WithRemedy("parley run ls  lists them")
+}
+
+func (w *Worker) get(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	q, err := fleet.DecodeRequest[run.Ref](data)
+	if err != nil {
+		return nil, err
+	}
+	r, _, err := w.last(ctx, from, q.RunID)
+	return r, err
+}
+
+func (w *Worker) list(_ context.Context, from subjects.AgentID, _ []byte) (any, error) {
+	l := &run.List{Runs: []run.Summary{}}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, known := range w.runs {
+		r := known.rec
+		if !w.mayRead(from, r) || r.Ended != nil && time.Since(*r.Ended) > keepEnded {
+			continue
+		}
+		s := run.Summary{
+			RunID: r.RunID, From: r.From, State: r.State, Description: r.Definition.Description,
+			Created: r.Created, Nodes: len(r.Nodes), Tokens: r.Tokens,
+		}
+		for _, n := range r.Nodes {
+			if n.State == run.Done {
+				s.Done++
+			}
+		}
+		l.Runs = append(l.Runs, s)
+	}
+	slices.SortFunc(l.Runs, func(a, b run.Summary) int { return b.Created.Compare(a.Created) })
+	l.Runs = l.Runs[:min(len(l.Runs), maxListed)]
+	return l, nil
+}
+
+func (w *Worker) readOutput(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	q, err := fleet.DecodeRequest[run.Ref](data)
+	if err != nil {
+		return nil, err
+	}
+	r, _, err := w.last(ctx, from, q.RunID)
+	if err != nil {
+		return nil, err
+	}
+	if !r.State.Ended() {
+		return nil, subjects.Errorf(subjects.CodeUnavailable, "the run is %s: it has no output yet", r.State).RetryAfter(time.Second)
+	}
+	return w.output(ctx, r)
+}
+
+// change answers a call that changes a run; f returns nil when there is nothing
+// to change.
+func (w *Worker) change(f func(r *run.Record, why string, now time.Time) (*run.Record, error)) func(context.Context, subjects.AgentID, []byte) (any, error) {
+	return func(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+		q, err := fleet.DecodeRequest[run.Ref](data)
+		if err != nil {
+			return nil, err
+		}
+		for {
+			r, rev, err := w.last(ctx, from, q.RunID)
+			if err != nil {
+				return nil, err
+			}
+			next, err := f(r, q.Reason, time.Now().UTC())
+			if next == nil || err != nil {
+				return r, err
+			}
+			if err = w.write(ctx, next, rev); err == nil {
+				return next, nil
+			} else if !errors.Is(err, bus.ErrConflict) {
+				return nil, notStored(err)
+			}
+		}
+	}
+}
+
+func cancelRun(r *run.Record, why string, _ time.Time) (*run.Record, error) {
+	if r.State.Ended() || r.Cancel != "" {
+		return nil, nil //nolint:nilnil // nothing to change
+	}
+	if r.Cancel = why; why == "" {
+		r.Cancel = "canceled"
+	}
+	return r, nil
+}
+
+func pauseRun(r *run.Record, _ string, _ time.Time) (*run.Record, error) {
+	if r.State != run.Running {
+		return nil, nil //nolint:nilnil // nothing to change
+	}
+	r.State = run.Paused
+	return r, nil
+}
+
+func resumeRun(r *run.Record, _ string, _ time.Time) (*run.Record, error) {
+	if r.State != run.Paused {
+		return nil, nil //nolint:nilnil // nothing to change
+	}
+	r.State = run.Running
+	return r, nil
+}
+
+func retryRun(r *run.Record, _ string, now time.Time) (*run.Record, error) {
+	next := Retry(r, now.Add(r.Deadline.Sub(r.Created)).Truncate(time.Millisecond))
+	if next == nil && !r.State.Ended() {
+		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "the run is %s still", r.State).WithRemedy("wait for its end, or cancel it")
+	}
+	if next != nil {
+		next.Cancel = ""
+	}
+	return next, nil
+}

@@ -1,0 +1,342 @@
+package runs
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/run"
+	"parley/workers"
+)
+
+// Config is what a runs worker needs.
+type Config struct {
+	Bus       *bus.Bus            // required
+	ID        subjects.InstanceID // of this worker; default: random
+	Operators []subjects.AgentID  // may see and change every run
+	OutputDir string              // where output_location is; "": no run writes a file
+	Version   string              // of the program, SemVer
+	Log       *slog.Logger        // nil: discarded
+}
+
+func (c Config) withDefaults() Config {
+	c.ID = cmp.Or(c.ID, subjects.InstanceID(strings.ToLower(rand.Text()[:12])))
+	c.Version = cmp.Or(c.Version, "0.0.0")
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	if c.Bus == nil {
+		return errors.New("runs: no bus")
+	}
+	_, err := subjects.ParseInstanceID(string(c.ID))
+	return err
+}
+
+// Bounds of a worker.
+const (
+	pollEvery   = 5 * time.Second // tasks are asked about beside what is heard of them
+	againAfter  = time.Second     // what could not be done is tried again
+	keepEnded   = 7 * 24 * time.Hour
+	keepResults = 40 * 24 * time.Hour
+	callTry     = 5 * time.Second
+	callsAtOnce = 32
+)
+
+// live is a run as this worker knows it.
+type live struct {
+	rec   *run.Record
+	rev   uint64
+	kick  chan struct{}      // something has happened; capacity 1
+	stop  context.CancelFunc // of its driver; nil: none here
+	ended map[subjects.TaskID]bool
+}
+
+// Worker is a runs worker. New is required.
+type Worker struct {
+	// fixed after New
+	cfg Config
+	log *slog.Logger
+	out *os.Root // nil: no files
+
+	ready   atomic.Bool
+	records bus.RecordWriter // set by Run
+	drivers sync.WaitGroup
+
+	mu    sync.Mutex // guards all below
+	ring  *workers.Ring
+	runs  map[subjects.RunID]*live
+	tasks map[subjects.TaskID]subjects.RunID
+	due   map[subjects.RunID]bool // to be driven, or left, anew
+	kick  chan struct{}           // capacity 1
+}
+
+// New checks cfg and wires a runs worker; it starts nothing.
+func New(cfg Config) (*Worker, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	w := &Worker{
+		cfg: cfg, log: cfg.Log.With(slog.String("component", "runs")),
+		ring: workers.NewRing(cfg.ID), runs: map[subjects.RunID]*live{}, tasks: map[subjects.TaskID]subjects.RunID{},
+		due: map[subjects.RunID]bool{}, kick: make(chan struct{}, 1),
+	}
+	if cfg.OutputDir != "" {
+		if err := os.MkdirAll(cfg.OutputDir, 0o750); err != nil {
+			return nil, fmt.Errorf("runs: make the output directory: %w", err)
+		}
+		root, err := os.OpenRoot(cfg.OutputDir)
+		if err != nil {
+			return nil, fmt.Errorf("runs: open the output directory: %w", err)
+		}
+		w.out = root
+	}
+	return w, nil
+}
+
+// Name names the worker in logs.
+func (w *Worker) Name() string { return "runs" }
+
+// Ready returns nil once the worker knows every run and serves.
+func (w *Worker) Ready() error {
+	switch {
+	case !w.cfg.Bus.Connected():
+		return errors.New("not connected to the bus")
+	case !w.ready.Load():
+		return errors.New("reading the runs")
+	}
+	return nil
+}
+
+// Run catches up and serves until ctx ends, and returns once everything it
+// started has ended.
+func (w *Worker) Run(ctx context.Context) error {
+	if w.out != nil {
+		defer func() { _ = w.out.Close() }()
+	}
+	records, stop := w.cfg.Bus.Records(subjects.StreamRuns, bus.CommitAuto)
+	defer stop()
+	w.records = records
+	life, fail := context.WithCancelCause(ctx)
+	var tail sync.WaitGroup
+	defer tail.Wait() // after fail(nil), by which it ends
+	defer fail(nil)
+	caughtUp := make(chan struct{}, 1)
+	tail.Go(func() {
+		err := w.cfg.Bus.Tail(life, bus.Tail{
+			Stream: subjects.StreamRuns, Subjects: []string{subjects.RunPattern}, LastPerSubject: true, Handle: w.onRecord,
+			CaughtUp: func(uint64) { caughtUp <- struct{}{} },
+		})
+		if err != nil && life.Err() == nil {
+			fail(fmt.Errorf("runs: read the records: %w", err))
+		}
+	})
+	select {
+	case <-caughtUp:
+	case <-life.Done():
+		return cause(ctx, life)
+	}
+	return w.serve(ctx, life)
+}
+
+// cause is why life ended; nil when ctx ended it.
+func cause(ctx, life context.Context) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return context.Cause(life)
+}
+
+func (w *Worker) serve(ctx, life context.Context) error {
+	for _, s := range []struct {
+		subject string
+		fn      func(bus.Msg)
+	}{
+		{subjects.EventPattern, w.onEvent},
+		{subjects.RunsHeartbeatPattern, w.onBeat},
+	} {
+		sub, err := w.cfg.Bus.Subscribe(s.subject, "", s.fn)
+		if err != nil {
+			return fmt.Errorf("runs: subscribe %s: %w", s.subject, err)
+		}
+		defer func() { _ = sub.Unsubscribe() }()
+	}
+	w.sayAlive(fleet.RouterHeartbeat{Hello: true})
+	defer w.sayAlive(fleet.RouterHeartbeat{Leaving: true})
+	stop, err := w.cfg.Bus.Serve(context.WithoutCancel(ctx), w.service())
+	if err != nil {
+		return fmt.Errorf("runs: serve the API: %w", err)
+	}
+	defer stop()
+	defer w.drivers.Wait()
+	w.ready.Store(true)
+	defer w.ready.Store(false)
+	w.log.Info("runs serves")
+	w.allDue()
+	beat := time.NewTicker(workers.RingBeat)
+	defer beat.Stop()
+	for {
+		w.share(life)
+		select {
+		case <-life.Done():
+			return cause(ctx, life)
+		case <-w.kick:
+		case <-beat.C:
+			w.sayAlive(fleet.RouterHeartbeat{})
+			w.mu.Lock()
+			changed := w.ring.Expire(time.Now())
+			w.forgetLocked(time.Now())
+			w.mu.Unlock()
+			if changed {
+				w.allDue()
+			}
+		}
+	}
+}
+
+// share starts a driver for each run that is this worker's, and stops those of
+// others.
+func (w *Worker) share(life context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id := range w.due {
+		delete(w.due, id)
+		l := w.runs[id]
+		mine := l != nil && !l.rec.State.Ended() && w.ring.Owns(string(id))
+		switch {
+		case l == nil || mine == (l.stop != nil):
+		case !mine:
+			l.stop()
+			l.stop = nil
+		default:
+			ctx, stop := context.WithCancel(life)
+			l.stop = stop
+			w.drivers.Go(func() {
+				defer stop()
+				w.drive(ctx, id, l)
+			})
+		}
+	}
+}
+
+// forgetLocked drops the runs whose record is not kept any more.
+func (w *Worker) forgetLocked(now time.Time) {
+	for id, l := range w.runs {
+		if r := l.rec; r.Ended != nil && now.Sub(*r.Ended) > keepEnded+time.Minute {
+			delete(w.runs, id)
+		}
+	}
+}
+
+func (w *Worker) allDue() {
+	w.mu.Lock()
+	for id := range w.runs {
+		w.due[id] = true
+	}
+	w.mu.Unlock()
+	kick(w.kick)
+}
+
+func kick(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func (w *Worker) onRecord(m bus.Msg) {
+	r, err := run.DecodeRecord(m.Data)
+	if err != nil {
+		w.log.Error("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", err))
+		return
+	}
+	w.heard(r, m.Seq)
+}
+
+// heard takes in a record, of this worker or another.
+func (w *Worker) heard(r *run.Record, rev uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.runs[r.RunID]
+	if l == nil {
+		l = &live{kick: make(chan struct{}, 1), ended: map[subjects.TaskID]bool{}}
+		w.runs[r.RunID] = l
+	}
+	if rev <= l.rev {
+		return
+	}
+	l.rec, l.rev = r, rev
+	for _, n := range r.Nodes {
+		if n.State == run.Dispatched {
+			w.tasks[n.TaskID] = r.RunID
+		} else {
+			delete(w.tasks, n.TaskID)
+			delete(l.ended, n.TaskID)
+		}
+	}
+	w.due[r.RunID] = true
+	kick(w.kick)
+	kick(l.kick)
+}
+
+// onEvent hears that a task has ended.
+func (w *Worker) onEvent(m bus.Msg) {
+	if m.Header.Get(subjects.HeaderKind) != fleet.KindOutcome {
+		return
+	}
+	vars, ok := subjects.Tokens(subjects.EventPattern, m.Subject)
+	if !ok {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	task := subjects.TaskID(vars[0])
+	if l := w.runs[w.tasks[task]]; l != nil {
+		l.ended[task] = true
+		kick(l.kick)
+	}
+}
+
+func (w *Worker) onBeat(m bus.Msg) {
+	vars, ok := subjects.Tokens(subjects.RunsHeartbeatPattern, m.Subject)
+	hb, err := fleet.DecodeRequest[fleet.RouterHeartbeat](m.Data)
+	if !ok || err != nil || vars[0] == string(w.cfg.ID) {
+		return
+	}
+	id := subjects.InstanceID(vars[0])
+	w.mu.Lock()
+	changed := hb.Leaving && w.ring.Left(id) || !hb.Leaving && w.ring.Heard(id, time.Now())
+	w.mu.Unlock()
+	if changed {
+		w.allDue()
+	}
+	if hb.Hello {
+		w.sayAlive(fleet.RouterHeartbeat{})
+	}
+}
+
+func (w *Worker) sayAlive(b fleet.RouterHeartbeat) {
+	if err := w.cfg.Bus.Publish(subjects.RunsHeartbeat(w.cfg.ID), fleet.MustEncode(&b), nil); err != nil {
+		w.log.Debug("say that it lives", slog.Any("error", err))
+	}
+}
+
+func (w *Worker) mayRead(who subjects.AgentID, r *run.Record) bool {
+	return who == r.From || slices.Contains(w.cfg.Operators, who)
+}
