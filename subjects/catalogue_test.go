@@ -84,6 +84,15 @@ func TestPermissions(t *testing.T) {
 			},
 		},
 		{
+			role: subjects.RoleLeaf,
+			publish: append([]string{
+				"_INBOX.>", "fleet.announce.bob.*", "fleet.heartbeat.bob.*", "fleet.progress.bob.*", "fleet.result.bob.*",
+			}, api...),
+			subscribe: []string{
+				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.control.bob.*", "fleet.offer.bob.*", "fleet.outcome.bob.*",
+			},
+		},
+		{
 			role: subjects.RoleOrchestrator, publish: api,
 			subscribe: []string{"_INBOX_bob.>", "fleet.agent.*.*", "fleet.meshack.bob.*", "fleet.outcome.bob.*"},
 		},
@@ -127,10 +136,10 @@ func TestPermissions(t *testing.T) {
 // truth is.
 func TestPermissionsProveTheWriter(t *testing.T) {
 	t.Parallel()
-	for _, role := range []string{subjects.RoleAgent, subjects.RoleOrchestrator, subjects.RoleOperator} {
+	for _, role := range []string{subjects.RoleAgent, subjects.RoleLeaf, subjects.RoleOrchestrator, subjects.RoleOperator} {
 		publish, subscribe := subjects.Permissions(role, "bob")
 		for _, p := range publish {
-			if p != "$SRV.>" && !slices.Contains(strings.Split(p, "."), "bob") {
+			if p != "$SRV.>" && (p != "_INBOX.>" || role != subjects.RoleLeaf) && !slices.Contains(strings.Split(p, "."), "bob") {
 				t.Errorf("%s may publish %s, which does not name it", role, p)
 			}
 		}

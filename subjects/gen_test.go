@@ -59,7 +59,7 @@ func subjectsPage() string {
 		fmt.Fprintf(&b, "- `%s`: %s\n", e.Pattern, e.Description)
 	}
 	b.WriteString("\n## Permissions\n\nWhat the server allows an identity `bob` in each role.\n")
-	for _, role := range []string{subjects.RoleAgent, subjects.RoleOrchestrator, subjects.RoleOperator, subjects.RoleWorker} {
+	for _, role := range []string{subjects.RoleAgent, subjects.RoleLeaf, subjects.RoleOrchestrator, subjects.RoleOperator, subjects.RoleWorker} {
 		publish, subscribe := subjects.Permissions(role, "bob")
 		fmt.Fprintf(&b, "\n### %s\n\n- publish: `%s`\n- subscribe: `%s`\n", role,
 			strings.Join(publish, "` `"), strings.Join(subscribe, "` `"))

@@ -7,9 +7,11 @@ import (
 
 // Roles, for Permissions. An agent may dispatch too, so it can do whatever an
 // orchestrator can; so can an operator, who also reads what goes on in the
-// whole fleet. Workers are the fleet's own processes.
+// whole fleet. Workers are the fleet's own processes. A leaf is a NATS leaf node
+// that connects agents: instances of one agent, whose rights it has.
 const (
 	RoleAgent        = "agent"
+	RoleLeaf         = "leaf"
 	RoleOrchestrator = "orchestrator"
 	RoleOperator     = "operator"
 	RoleWorker       = "worker"
@@ -18,6 +20,9 @@ const (
 // InboxPrefix is the prefix of the reply subjects of id: its alone, so nobody
 // reads another's replies.
 func InboxPrefix(id AgentID) string { return "_INBOX_" + string(id) }
+
+// workerInboxes are the reply subjects of workers, who keep the default prefix.
+const workerInboxes = "_INBOX.>"
 
 // Permissions returns the subjects that id may publish and subscribe to in a
 // role, as NATS wants them; none for a role that does not exist. They follow
@@ -31,6 +36,11 @@ func Permissions(role string, id AgentID) (publish, subscribe []string) {
 	case RoleWorker:
 		return []string{">"}, []string{">"}
 	case RoleAgent, RoleOrchestrator, RoleOperator:
+	case RoleLeaf:
+		// No server lets a leaf node have response permissions, so the leaf may
+		// answer in the workers' inboxes, whose names nobody can guess.
+		publish, subscribe = Permissions(RoleAgent, id)
+		return unique(append(publish, workerInboxes)), subscribe
 	default:
 		return nil, nil
 	}

@@ -17,13 +17,14 @@ import (
 
 func (a *app) subjectsCommand() *cobra.Command {
 	var permissions bool
-	roles := []string{subjects.RoleAgent, subjects.RoleOrchestrator, subjects.RoleOperator, subjects.RoleWorker}
+	roles := []string{subjects.RoleAgent, subjects.RoleLeaf, subjects.RoleOrchestrator, subjects.RoleOperator, subjects.RoleWorker}
 	cmd := &cobra.Command{
 		Use: "subjects", Short: "List the subjects of the fleet: who writes what to whom",
 		Long: `List the subjects of the fleet: who writes what to whom, and where it is kept.
 
 With --permissions ROLE ID: what that identity may do, as NATS server settings.
-ROLE is agent, orchestrator, operator or worker.`,
+ROLE is agent, leaf (a NATS leaf node that connects instances of one agent),
+orchestrator, operator or worker.`,
 		Example: `  parley subjects -o wide
   parley subjects --permissions agent claude`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -108,7 +109,7 @@ func (a *app) printPermissions(role, id string) error {
 	}
 	publish, subscribe := subjects.Permissions(role, agent)
 	if len(publish)+len(subscribe) == 0 {
-		return usage("there is no role %q", role).next("choose agent, orchestrator, operator or worker")
+		return usage("there is no role %q", role).next("choose agent, leaf, orchestrator, operator or worker")
 	}
 	g := grants{role, id, publish, subscribe, subjects.Responds(role), subjects.InboxPrefix(agent)}
 	if a.json() {

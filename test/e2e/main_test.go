@@ -31,6 +31,14 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	// And a NATS server by a configuration file.
+	if path := os.Getenv(brokerEnv); path != "" {
+		if err := runBroker(path); err != nil {
+			fmt.Fprintln(os.Stderr, "broker:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
 	os.Exit(runTests(m))
 }
