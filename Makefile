@@ -91,6 +91,10 @@ bench: ## Run the benchmarks that match BENCH, then the benchmark program if the
 docs: ## Regenerate the generated documentation
 	go generate ./...
 
+.PHONY: release
+release: ## Build dist/: archives for all platforms, bills of materials, checksums
+	go run ./cmd/release -version "$(VERSION)" -epoch "$$(git log -1 --format=%ct)"
+
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf bin dist coverage.*

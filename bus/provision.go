@@ -193,10 +193,19 @@ func (b *Bus) streamConfig(ctx context.Context, name string) (cfg jetstream.Stre
 // createStream returns the configuration in force: another process may have
 // been faster.
 func (b *Bus) createStream(ctx context.Context, c jetstream.StreamConfig) (jetstream.StreamConfig, error) {
+	inForce := c
 	err := b.persist(ctx, func(ctx context.Context) error {
 		_, err := b.js.CreateStream(ctx, c)
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			return nil
+		if err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			s, lookErr := b.js.Stream(ctx, c.Name)
+			if errors.Is(lookErr, jetstream.ErrStreamNotFound) {
+				// A cluster knows the name before all of it knows the stream.
+				return fmt.Errorf("%w: %s", ErrNoResponders, lookErr.Error())
+			}
+			if lookErr == nil {
+				inForce = s.CachedInfo().Config
+			}
+			return lookErr
 		}
 		if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.ErrorCode == errNoPeers {
 			// A cluster that is forming says the same as one that is too small.
@@ -213,7 +222,7 @@ func (b *Bus) createStream(ctx context.Context, c jetstream.StreamConfig) (jetst
 	case err != nil:
 		return c, fmt.Errorf("create: %w", err)
 	}
-	return b.streamConfig(ctx, c.Name)
+	return inForce, nil
 }
 
 const errNoPeers jetstream.ErrorCode = 10005
