@@ -40,12 +40,16 @@ up: build ## Build, then start a fleet on this machine
 	bin/parley up
 
 .PHONY: check
-check: fmt-check vet lint fix-check test ## All that must hold before a commit
+check: fmt-check vet lint fix-check test charts ## All that must hold before a commit
 
 .PHONY: test
 test: bin/nats ## Run all tests under the race detector
 	@[ -n "$(RACE)" ] || echo "NOTE: no C compiler found: running without the race detector" >&2
 	PARLEY_NATS_CLI=$(nats) $(tool) gotestsum --format pkgname --format-hide-empty-pkg -- $(RACE) -timeout 20m ./...
+
+.PHONY: charts
+charts: ## Render the Helm chart, load the compose file, check both
+	cd test/charts && go test ./...
 
 .PHONY: fmt
 fmt: ## Format all Go files (gofumpt, goimports)

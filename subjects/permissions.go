@@ -40,6 +40,13 @@ func Permissions(role string, id AgentID) (publish, subscribe []string) {
 		// No server lets a leaf node have response permissions, so the leaf may
 		// answer in the workers' inboxes, whose names nobody can guess.
 		publish, subscribe = Permissions(RoleAgent, id)
+		for i, p := range publish {
+			// A server (2.15.2) does not see that fleet.announce.*.* has to do
+			// with fleet.announce.bob.*, and forwards nothing.
+			if own, ok := strings.CutSuffix(p, ".*"); ok {
+				publish[i] = own + ".>"
+			}
+		}
 		return unique(append(publish, workerInboxes)), subscribe
 	default:
 		return nil, nil

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -43,5 +45,34 @@ func TestShippedPermissions(t *testing.T) {
 		if diff := cmp.Diff(out.String(), string(got)); diff != "" {
 			t.Errorf("%s differs; run go test ./cmd/parley -run ShippedPermissions -update (-want +got):\n%s", path, diff)
 		}
+	}
+}
+
+// Every PARLEY_ variable that a file of the folder deploy sets is one.
+func TestShippedSettingsExist(t *testing.T) {
+	t.Parallel()
+	name := regexp.MustCompile(`\bPARLEY_[A-Z_]*\b`)
+	seen := 0
+	err := filepath.WalkDir("../../deploy", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, n := range name.FindAllString(string(data), -1) {
+			seen++
+			if n == "PARLEY_" {
+				continue // speaks of them all
+			}
+			for _, w := range strangers([]string{n + "=x"}) {
+				t.Errorf("%s: %s", path, w)
+			}
+		}
+		return nil
+	})
+	if err != nil || seen == 0 {
+		t.Errorf("%d settings seen: %v", seen, err)
 	}
 }

@@ -13,10 +13,12 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -163,15 +165,33 @@ func (s *Site) secrets() {
 	s.Env = append(s.Env, "NATS_EDGE1_NKEY="+public, "NATS_EDGE1_SEED="+string(seed))
 }
 
-// free is an address of the loopback that nobody listens on.
+// free is FreeAddress, held until the site is put together.
 func (s *Site) free() string {
 	s.tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		s.tb.Fatal(err)
-	}
-	s.held = append(s.held, l) // until all are chosen, so that none is given out twice
+	l := listen(s.tb)
+	s.held = append(s.held, l) // so that none is given out twice
 	return l.Addr().String()
+}
+
+// FreeAddress is an address of the loopback that nobody listens on. It is not
+// one that the system gives to outgoing connections, so it stays free for a
+// server that starts later, or once more.
+func FreeAddress(tb testing.TB) string {
+	tb.Helper()
+	l := listen(tb)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func listen(tb testing.TB) net.Listener {
+	tb.Helper()
+	for range 1000 {
+		if l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(10_000+mathrand.IntN(20_000))); err == nil {
+			return l
+		}
+	}
+	tb.Fatal("no port is free")
+	return nil
 }
 
 func port(address string) string { return address[strings.LastIndex(address, ":")+1:] }

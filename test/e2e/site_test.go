@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"context"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -136,15 +135,4 @@ func (s siteUnderTest) wipe(node string) {
 	if err := os.RemoveAll(s.Data(node)); err != nil {
 		s.tb.Fatal(err)
 	}
-}
-
-// freeAddress is one of the loopback that nobody listens on.
-func freeAddress(tb testing.TB) string {
-	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

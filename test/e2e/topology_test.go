@@ -19,6 +19,7 @@ const pollSite = 50 * time.Millisecond
 // an agent, and one behind a leaf node. Tasks get through, also while a server
 // is lost and after it is back.
 func TestTopology(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	nodes := []string{"cluster-1", "cluster-2", "cluster-3"}
 	brokers := map[string]*process{}
@@ -32,7 +33,7 @@ func TestTopology(t *testing.T) {
 	var ready []string
 	for i, workers := range []string{"router", "router", "registry", "webhooks"} {
 		name := workers + strconv.Itoa(i)
-		page := freeAddress(t)
+		page := deploy.FreeAddress(t)
 		s.parley(name, s.env(deploy.Worker, nodes...), "serve", "--workers", workers, "--replicas", "3", "--http", page, "--max-store", "512MiB")
 		ready = append(ready, "http://"+page+"/readyz")
 	}
@@ -83,12 +84,13 @@ func TestTopology(t *testing.T) {
 // TestBackup backs up a fleet with the stock command line while it works, loses
 // everything, restores it, and goes on.
 func TestBackup(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	broker := s.broker("single")
 	s.well(s.Monitor("single") + "/healthz")
 	worker, ci := s.env(deploy.Worker, "single"), append(s.env(deploy.CI, "single"), "PARLEY_AS=ci")
 	serve := func(name string) *process {
-		page := freeAddress(t)
+		page := deploy.FreeAddress(t)
 		p := s.parley(name, worker, "serve", "--http", page, "--max-store", "512MiB")
 		s.well("http://" + page + "/readyz")
 		return p

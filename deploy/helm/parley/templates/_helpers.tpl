@@ -1,0 +1,85 @@
+{{/* A name of this release's, such as fleet-parley-router. */}}
+{{- define "parley.name" -}}
+{{ printf "%s-parley-%s" .root.Release.Name .part | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* What selects the pods of one part. */}}
+{{- define "parley.selector" -}}
+app.kubernetes.io/name: parley
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .part }}
+{{- end }}
+
+{{- define "parley.labels" -}}
+{{ include "parley.selector" . }}
+app.kubernetes.io/version: {{ .root.Values.image.tag | default .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "parley.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* How any process reaches NATS; secret holds user and password. */}}
+{{- define "parley.connection" -}}
+- {name: PARLEY_SERVER, value: {{ .root.Values.nats.url | quote }}}
+- {name: PARLEY_LOG_FORMAT, value: json}
+{{- if .root.Values.nats.tlsSecret }}
+- {name: PARLEY_TLSCA, value: /etc/parley/tls/ca.crt}
+{{- end }}
+{{- if .secret }}
+- {name: PARLEY_USER, valueFrom: {secretKeyRef: {name: {{ .secret | quote }}, key: user}}}
+- {name: PARLEY_PASSWORD, valueFrom: {secretKeyRef: {name: {{ .secret | quote }}, key: password}}}
+{{- end }}
+{{- end }}
+
+{{- define "parley.mounts" -}}
+- {name: data, mountPath: /data}
+{{- if .Values.nats.tlsSecret }}
+- {name: tls, mountPath: /etc/parley/tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "parley.volumes" -}}
+- {name: data, emptyDir: {}}
+{{- if .Values.nats.tlsSecret }}
+- name: tls
+  secret: {secretName: {{ .Values.nats.tlsSecret | quote }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end }}
+{{- end }}
+
+{{/* What is the same in every pod. */}}
+{{- define "parley.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .root.Values.terminationGraceSeconds }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "parley.selector" . | nindent 8 }}
+{{- end }}
+
+{{- define "parley.container" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}

@@ -1,0 +1,310 @@
+// Package charts_test renders the Helm chart by Helm itself, and loads the
+// compose file as docker compose does. It is a module of its own, so that what
+// that needs stays out of the product's.
+package charts_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/loader"
+	"github.com/compose-spec/compose-go/v2/types"
+	"helm.sh/helm/v3/pkg/chart"
+	chartloader "helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	"helm.sh/helm/v3/pkg/releaseutil"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+)
+
+const chartDir = "../../deploy/helm/parley"
+
+func TestLint(t *testing.T) {
+	t.Parallel()
+	for _, m := range lint.All(chartDir, nil, "fleet", true).Messages {
+		if m.Severity >= support.WarningSev {
+			t.Errorf("helm lint: %s", m)
+		}
+	}
+}
+
+// render is helm template, with each object decoded as the API server does:
+// no unknown kind, no unknown field, no field twice.
+func render(t *testing.T, values string) ([]runtime.Object, error) {
+	t.Helper()
+	c, err := chartloader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts, err := templates(c, values)
+	if err != nil {
+		return nil, err
+	}
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	var all []runtime.Object
+	for name, text := range texts {
+		if strings.HasSuffix(name, "NOTES.txt") {
+			continue
+		}
+		for _, manifest := range releaseutil.SplitManifests(text) {
+			if strings.HasSuffix(name, ".tpl") || strings.TrimSpace(manifest) == "" {
+				continue
+			}
+			o, _, err := decoder.Decode([]byte(manifest), nil, nil)
+			if err != nil {
+				t.Errorf("%s: %v\n%s", name, err, manifest)
+				continue
+			}
+			all = append(all, o)
+		}
+	}
+	return all, nil
+}
+
+func templates(c *chart.Chart, values string) (map[string]string, error) {
+	given, err := chartutil.ReadValues([]byte(values))
+	if err != nil {
+		return nil, err
+	}
+	all, err := chartutil.ToRenderValues(c, given, chartutil.ReleaseOptions{Name: "fleet", Namespace: "agents", IsInstall: true}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return engine.Engine{}.Render(c, all)
+}
+
+// of are the objects of one kind, by name.
+func of[T runtime.Object](all []runtime.Object, name func(T) string) map[string]T {
+	found := map[string]T{}
+	for _, o := range all {
+		if v, ok := o.(T); ok {
+			found[name(v)] = v
+		}
+	}
+	return found
+}
+
+const full = `
+image: {repository: registry.example/parley, tag: v1.2.3}
+imagePullSecrets: [{name: pull}]
+nats: {url: "tls://nats:4222", tlsSecret: nats-ca, workerSecret: worker}
+settingsFrom: [webhook]
+nodeSelector: {disk: ssd}
+tolerations: [{key: k, operator: Exists}]
+agents:
+  - id: claude
+    image: registry.example/claude:1
+    args: [--max-parallel, "2", --, claude, -p]
+    secret: claude
+    env: [{name: ANTHROPIC_API_KEY, valueFrom: {secretKeyRef: {name: anthropic, key: key}}}]
+    resources: {limits: {memory: 1Gi}}
+    autoscaling: {maxReplicas: 20, tasksPerReplica: "4", metric: {name: waiting_tasks, selector: {matchLabels: {agent: claude}}}}
+  - id: echo
+    args: [--driver, echo]
+    replicas: 3
+`
+
+func TestChart(t *testing.T) {
+	t.Parallel()
+	for name, values := range map[string]string{"defaults": "", "full": full} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			all, err := render(t, values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			deployments := of(all, func(d *appsv1.Deployment) string { return d.Name })
+			want := []string{"fleet-parley-registry", "fleet-parley-router", "fleet-parley-webhooks"}
+			if name == "full" {
+				want = append([]string{"fleet-parley-agent-claude", "fleet-parley-agent-echo"}, want...)
+			}
+			var got []string
+			for n, d := range deployments {
+				got = append(got, n)
+				checkDeployment(t, d)
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("deployments %q, want %q", got, want)
+			}
+			for n, p := range of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }) {
+				selects(t, n, labels.SelectorFromSet(p.Spec.Selector.MatchLabels), deployments[n])
+			}
+			policies := of(all, func(p *networkingv1.NetworkPolicy) string { return p.Name })
+			for n, p := range policies {
+				selects(t, n, labels.SelectorFromSet(p.Spec.PodSelector.MatchLabels), deployments[n])
+				if len(p.Spec.PolicyTypes) != 2 {
+					t.Errorf("%s lets something through: %v", n, p.Spec.PolicyTypes)
+				}
+			}
+			if len(policies) != 3 || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
+				t.Errorf("%d network policies, want one per worker, and webhooks may go where others do not", len(policies))
+			}
+			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != 3 {
+				t.Errorf("%d disruption budgets, want 3", len(budgets))
+			}
+			for n, h := range of(all, func(h *autoscalingv2.HorizontalPodAutoscaler) string { return h.Name }) {
+				if d := deployments[h.Spec.ScaleTargetRef.Name]; d == nil || d.Spec.Replicas != nil {
+					t.Errorf("%s scales %q, which is not there or says itself how many", n, h.Spec.ScaleTargetRef.Name)
+				}
+				if m := h.Spec.Metrics[0].External; m == nil || m.Metric.Name != "waiting_tasks" || m.Target.AverageValue.String() != "4" {
+					t.Errorf("%s scales by %+v", n, h.Spec.Metrics)
+				}
+			}
+		})
+	}
+}
+
+func selects(t *testing.T, name string, s labels.Selector, d *appsv1.Deployment) {
+	t.Helper()
+	if d == nil || s.Empty() || !s.Matches(labels.Set(d.Spec.Template.Labels)) {
+		t.Errorf("%s selects no pod", name)
+	}
+}
+
+// checkDeployment checks what no pod may lack.
+func checkDeployment(t *testing.T, d *appsv1.Deployment) {
+	t.Helper()
+	pod := d.Spec.Template.Spec
+	selects(t, d.Name, labels.SelectorFromSet(d.Spec.Selector.MatchLabels), d)
+	c := pod.Containers[0]
+	if s := pod.SecurityContext; s == nil || !*s.RunAsNonRoot || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || *pod.AutomountServiceAccountToken {
+		t.Errorf("%s: the pod is not confined: %+v", d.Name, s)
+	}
+	if s := c.SecurityContext; s == nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Contains(s.Capabilities.Drop, "ALL") {
+		t.Errorf("%s: the container is not confined: %+v", d.Name, s)
+	}
+	if *pod.TerminationGracePeriodSeconds <= 30 {
+		t.Errorf("%s is killed before it has finished", d.Name)
+	}
+	mounts := map[string]bool{}
+	for _, v := range pod.Volumes {
+		mounts[v.Name] = true
+	}
+	for _, m := range c.VolumeMounts {
+		if !mounts[m.Name] {
+			t.Errorf("%s mounts %s, which is not there", d.Name, m.Name)
+		}
+	}
+	if c.Args[0] != "serve" {
+		return // agents have no pages
+	}
+	for what, p := range map[string]*corev1.Probe{"/healthz": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+		if p == nil || p.HTTPGet.Path != what || p.HTTPGet.Port.String() != c.Ports[0].Name {
+			t.Errorf("%s: the probe of %s is %+v", d.Name, what, p)
+		}
+	}
+	if u := d.Spec.Strategy.RollingUpdate; u == nil || u.MaxUnavailable.IntValue() != 0 {
+		t.Errorf("%s: an upgrade takes old ones away before new ones serve", d.Name)
+	}
+}
+
+// Values that cannot be meant are refused.
+func TestChartRefuses(t *testing.T) {
+	t.Parallel()
+	for _, values := range []string{
+		"workers: {rooter: {replicas: 1}}", "nats: {replicas: 2}", "nats: {url: example.com}", "agents: [{id: Bob, args: []}]",
+		"agents: [{id: bob, args: [], autoscaling: {maxReplicas: 2}}]", "settings: {MAX_STORE: 1GiB}", "terminationGraceSeconds: 5", "typo: 1",
+	} {
+		if _, err := render(t, values); err == nil {
+			t.Errorf("%s is taken", values)
+		}
+	}
+}
+
+// The values for the official NATS chart say what a fleet needs.
+func TestNATSValues(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("../../deploy/helm/nats-values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v struct {
+		Config struct {
+			Cluster struct {
+				Enabled  bool
+				Replicas int
+			}
+			JetStream struct {
+				Enabled bool
+				Merge   struct {
+					Sync string `json:"sync_interval"`
+				}
+			}
+			Merge struct {
+				MaxPayload string `json:"max_payload"`
+			}
+		}
+	}
+	if err := yaml.Unmarshal(data, &v); err != nil {
+		t.Fatal(err)
+	}
+	if c := v.Config; !c.Cluster.Enabled || c.Cluster.Replicas != 3 || !c.JetStream.Enabled || c.JetStream.Merge.Sync != "always" || c.Merge.MaxPayload != "<< 4MB >>" {
+		t.Errorf("the values are %+v", c)
+	}
+}
+
+// TestCompose loads the compose file as docker compose config does.
+func TestCompose(t *testing.T) {
+	t.Parallel()
+	path, err := filepath.Abs("../../deploy/container/compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := loader.LoadWithContext(t.Context(), types.ConfigDetails{
+		WorkingDir: filepath.Dir(path), ConfigFiles: []types.ConfigFile{{Filename: path}}, Environment: types.Mapping{},
+	}, func(o *loader.Options) { o.SetProjectName("parley", true) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := p.ServiceNames(), []string{"agent", "n1", "n2", "n3", "registry", "router", "webhooks"}; !slices.Equal(got, want) {
+		t.Errorf("services %q, want %q", got, want)
+	}
+	for name, s := range p.Services {
+		for _, port := range s.Ports {
+			if port.HostIP != "127.0.0.1" {
+				t.Errorf("%s is open to other machines: %+v", name, port)
+			}
+		}
+		for _, v := range s.Volumes {
+			if v.Type != types.VolumeTypeBind || strings.HasSuffix(filepath.Dir(v.Source), "tls") || strings.HasSuffix(v.Source, "tls") {
+				continue // the directory tls is made by certificates.sh
+			}
+			if _, err := os.Stat(v.Source); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if s.Build != nil {
+			if _, err := os.Stat(filepath.Join(s.Build.Context, s.Build.Dockerfile)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if len(s.DependsOn) != 3 || !s.ReadOnly {
+				t.Errorf("%s: %+v", name, s.DependsOn)
+			}
+		}
+		if i := strings.TrimPrefix(name, "n"); len(name) == 2 {
+			if want := fmt.Sprintf("/etc/nats/cluster-%s.conf", i); !slices.Contains(s.Command, want) {
+				t.Errorf("%s runs %q, want %s", name, s.Command, want)
+			}
+		}
+	}
+	router := p.Services["router"]
+	if n := router.GetScale(); n != 2 {
+		t.Errorf("%d routers, want 2", n)
+	}
+}
