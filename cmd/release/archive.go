@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -43,9 +44,8 @@ func add(w io.Writer, path string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
 	_, err = io.Copy(w, f)
-	return err
+	return errors.Join(err, f.Close())
 }
 
 // writeTar writes an archive in which nothing tells who made it, and when.
@@ -92,16 +92,16 @@ func checksums(dir string) error {
 	if err != nil {
 		return err
 	}
-	sums := ""
+	var sums strings.Builder
 	for _, f := range files {
 		h := sha256.New()
 		if err := add(h, filepath.Join(dir, f.Name())); err != nil {
 			return err
 		}
-		sums += fmt.Sprintf("%x  %s\n", h.Sum(nil), f.Name())
+		fmt.Fprintf(&sums, "%x  %s\n", h.Sum(nil), f.Name())
 	}
 	return create(filepath.Join(dir, "SHA256SUMS"), func(w io.Writer) error {
-		_, err := io.WriteString(w, sums)
+		_, err := io.WriteString(w, sums.String())
 		return err
 	})
 }

@@ -93,7 +93,7 @@ func contents(t *testing.T, path, root, here string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.HasPrefix(h.Name, root+"/man/") && (bytes.Contains(data, []byte(os.TempDir())) || bytes.Contains(data, []byte(here))) {
+		if strings.HasPrefix(h.Name, root+"/man/") && (bytes.Contains(data, []byte("parley-release-")) || bytes.Contains(data, []byte(here))) {
 			t.Errorf("%s names a path of the machine that built it", h.Name)
 		}
 		if h.Uid != 0 || h.Uname != "" || !h.ModTime.Equal(time.Unix(1767225600, 0)) {

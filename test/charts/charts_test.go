@@ -129,7 +129,7 @@ func TestChart(t *testing.T) {
 				t.Fatal(err)
 			}
 			deployments := of(all, func(d *appsv1.Deployment) string { return d.Name })
-			want := []string{"fleet-parley-registry", "fleet-parley-router", "fleet-parley-webhooks"}
+			want := []string{"fleet-parley-escalation", "fleet-parley-registry", "fleet-parley-router", "fleet-parley-webhooks"}
 			if name == "full" {
 				want = append([]string{"fleet-parley-agent-claude", "fleet-parley-agent-echo"}, want...)
 			}
@@ -145,6 +145,13 @@ func TestChart(t *testing.T) {
 			for n, p := range of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }) {
 				selects(t, n, labels.SelectorFromSet(p.Spec.Selector.MatchLabels), deployments[n])
 			}
+			services := of(all, func(s *corev1.Service) string { return s.Name })
+			for n, s := range services {
+				selects(t, n, labels.SelectorFromSet(s.Spec.Selector), deployments[n])
+			}
+			if len(services) != 1 {
+				t.Errorf("%d services, want the one of escalation", len(services))
+			}
 			policies := of(all, func(p *networkingv1.NetworkPolicy) string { return p.Name })
 			for n, p := range policies {
 				selects(t, n, labels.SelectorFromSet(p.Spec.PodSelector.MatchLabels), deployments[n])
@@ -152,11 +159,11 @@ func TestChart(t *testing.T) {
 					t.Errorf("%s lets something through: %v", n, p.Spec.PolicyTypes)
 				}
 			}
-			if len(policies) != 3 || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
+			if len(policies) != 4 || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
 				t.Errorf("%d network policies, want one per worker, and webhooks may go where others do not", len(policies))
 			}
-			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != 3 {
-				t.Errorf("%d disruption budgets, want 3", len(budgets))
+			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != 4 {
+				t.Errorf("%d disruption budgets, want 4", len(budgets))
 			}
 			for n, h := range of(all, func(h *autoscalingv2.HorizontalPodAutoscaler) string { return h.Name }) {
 				if d := deployments[h.Spec.ScaleTargetRef.Name]; d == nil || d.Spec.Replicas != nil {
@@ -272,7 +279,7 @@ func TestCompose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := p.ServiceNames(), []string{"agent", "n1", "n2", "n3", "registry", "router", "webhooks"}; !slices.Equal(got, want) {
+	if got, want := p.ServiceNames(), []string{"agent", "escalation", "n1", "n2", "n3", "registry", "router", "webhooks"}; !slices.Equal(got, want) {
 		t.Errorf("services %q, want %q", got, want)
 	}
 	for name, s := range p.Services {

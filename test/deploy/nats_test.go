@@ -198,14 +198,15 @@ func TestLeaf(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(agent.Close)
-	if _, err := agent.Subscribe("fleet.offer.edge1.*", func(m *nats.Msg) { _ = m.Respond([]byte("accepted")) }); err != nil {
+	_, err = agent.Subscribe("fleet.offer.edge1.*", func(m *nats.Msg) { _ = m.Respond([]byte("accepted")) })
+	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	wait(t, "an answer to an offer", func() bool {
-		m, err := worker.Request("fleet.offer.edge1.main", []byte("offer"), time.Second)
-		return err == nil && string(m.Data) == "accepted"
+		m, rerr := worker.Request("fleet.offer.edge1.main", []byte("offer"), time.Second)
+		return rerr == nil && string(m.Data) == "accepted"
 	})
 	for _, subject := range []string{"fleet.announce.claude.main", "fleet.announce.edge1.main"} {
 		if err := agent.Publish(subject, []byte(subject)); err != nil {

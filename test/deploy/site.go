@@ -121,19 +121,19 @@ func (s *Site) copy(node string) {
 	if err != nil || len(files) == 0 {
 		s.tb.Fatalf("no configurations in %s: %v", root, err)
 	}
-	before := ""
+	var before strings.Builder
 	for _, f := range files {
 		data, err := os.ReadFile(f)
 		if err != nil {
 			s.tb.Fatal(err)
 		}
-		before += string(data)
+		before.Write(data)
 		if err := os.WriteFile(f, []byte(s.repl[node].Replace(string(data))), 0o600); err != nil {
 			s.tb.Fatal(err)
 		}
 	}
 	for i := 0; i < len(s.want[node]); i += 2 {
-		if !strings.Contains(before, s.want[node][i]) {
+		if !strings.Contains(before.String(), s.want[node][i]) {
 			s.tb.Fatalf("no file of deploy/nats has %q: this test runs something else than what ships", s.want[node][i])
 		}
 	}

@@ -15,7 +15,7 @@ import (
 const pollSite = 50 * time.Millisecond
 
 // TestTopology is what deploy/compose.yaml describes, as processes: three
-// servers by the configurations that ship, two routers, registry and webhooks,
+// servers by the configurations that ship, two routers, one of each other worker,
 // an agent, and one behind a leaf node. Tasks get through, also while a server
 // is lost and after it is back.
 func TestTopology(t *testing.T) {
@@ -31,10 +31,10 @@ func TestTopology(t *testing.T) {
 		s.well(s.Monitor(n) + "/healthz")
 	}
 	var ready []string
-	for i, workers := range []string{"router", "router", "registry", "webhooks"} {
+	for i, workers := range []string{"router", "router", "registry", "webhooks", "escalation"} {
 		name := workers + strconv.Itoa(i)
 		page := deploy.FreeAddress(t)
-		s.parley(name, s.env(deploy.Worker, nodes...), "serve", "--workers", workers, "--replicas", "3", "--http", page, "--max-store", "512MiB")
+		s.parley(name, s.env(deploy.Worker, nodes...), "serve", "--workers", workers, "--replicas", "3", "--http", page, "--max-store", "512MiB", "--data", filepath.Join(s.dir, name))
 		ready = append(ready, "http://"+page+"/readyz")
 	}
 	for _, page := range ready {
