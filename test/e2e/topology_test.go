@@ -34,7 +34,7 @@ func TestTopology(t *testing.T) {
 	for i, workers := range []string{"router", "router", "registry", "webhooks", "escalation"} {
 		name := workers + strconv.Itoa(i)
 		page := deploy.FreeAddress(t)
-		s.parley(name, s.env(deploy.Worker, nodes...), "serve", "--workers", workers, "--replicas", "3", "--http", page, "--max-store", "512MiB", "--data", filepath.Join(s.dir, name))
+		s.parley(name, s.env(deploy.Worker, nodes...), "serve", "--workers", workers, "--replicas", "3", "--http", page, "--max-store", "512MiB", "--change-log", filepath.Join(s.dir, name+".change.log"))
 		ready = append(ready, "http://"+page+"/readyz")
 	}
 	for _, page := range ready {
