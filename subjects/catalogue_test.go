@@ -86,10 +86,12 @@ func TestPermissions(t *testing.T) {
 		{
 			role: subjects.RoleLeaf,
 			publish: append([]string{
-				"_INBOX.>", "fleet.announce.bob.>", "fleet.heartbeat.bob.>", "fleet.progress.bob.>", "fleet.result.bob.>",
+				"_INBOX.>",
+				"fleet.announce.bob.>", "fleet.heartbeat.bob.>", "fleet.progress.bob.>", "fleet.result.bob.>",
 			}, api...),
 			subscribe: []string{
-				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.control.bob.*", "fleet.offer.bob.*", "fleet.outcome.bob.*",
+				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.control.bob.*",
+				"fleet.handshake.bob", "fleet.offer.bob.*", "fleet.outcome.bob.*",
 			},
 		},
 		{
