@@ -84,17 +84,6 @@ func TestPermissions(t *testing.T) {
 			},
 		},
 		{
-			role: subjects.RoleLeaf,
-			publish: append([]string{
-				"_INBOX.>",
-				"fleet.announce.bob.>", "fleet.heartbeat.bob.>", "fleet.progress.bob.>", "fleet.result.bob.>",
-			}, api...),
-			subscribe: []string{
-				"_INBOX_bob.>", "fleet.agent.*.*", "fleet.control.bob.*",
-				"fleet.handshake.bob", "fleet.offer.bob.*", "fleet.outcome.bob.*",
-			},
-		},
-		{
 			role: subjects.RoleOrchestrator, publish: api,
 			subscribe: []string{"_INBOX_bob.>", "fleet.agent.*.*", "fleet.meshack.bob.*", "fleet.outcome.bob.*"},
 		},
@@ -152,5 +141,26 @@ func TestPermissionsProveTheWriter(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A leaf has the rights of the agent whose instances it connects, and may
+// answer workers.
+func TestPermissionsOfLeaf(t *testing.T) {
+	t.Parallel()
+	want, subscribe := subjects.Permissions(subjects.RoleAgent, "bob")
+	for i, p := range want {
+		if own, ok := strings.CutSuffix(p, ".*"); ok {
+			want[i] = own + ".>"
+		}
+	}
+	want = append(want, "_INBOX.>")
+	slices.Sort(want)
+	publish, got := subjects.Permissions(subjects.RoleLeaf, "bob")
+	if diff := cmp.Diff(want, publish); diff != "" {
+		t.Errorf("publish (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(subscribe, got); diff != "" {
+		t.Errorf("subscribe (-want +got):\n%s", diff)
 	}
 }
