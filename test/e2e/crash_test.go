@@ -69,6 +69,10 @@ var scenarios = []scenario{
 		points: []string{"before_store_question", "after_store_question", "before_store_answer", "after_store_answer"},
 	},
 	{
+		name: "message", want: "done", act: adds,
+		points: []string{"before_store_message", "after_store_message"},
+	},
+	{
 		name: "timeout", want: "done", act: sends(dispatch{
 			Task: dispatchTask{TaskID: theTask, TimeoutSeconds: 0.5}, Brief: play(step{Do: doSilent}, step{Do: doDone}),
 		}),
@@ -266,6 +270,18 @@ func asks(ctx context.Context, s *stage) error {
 		return err
 	}
 	return s.boss.answer(ctx, theTask, rec.Data.Question.ID, "this one")
+}
+
+// adds says more while somebody works on the task.
+func adds(ctx context.Context, s *stage) error {
+	if err := plays(play(step{Do: doDone, MS: 1500}))(ctx, s); err != nil {
+		return err
+	}
+	if _, err := s.await(ctx, "working"); err != nil {
+		return err
+	}
+	_, err := s.boss.call(ctx, "task", "message", map[string]string{"task_id": theTask, "id": "m1", "text": "and be quick"})
+	return err
 }
 
 // expires dispatches a task that cannot be done in time.

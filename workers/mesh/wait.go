@@ -71,7 +71,7 @@ func (w *Worker) answers(from subjects.AgentID, ids []mesh.MessageID, need int) 
 		switch {
 		case e.answer != nil:
 			have++
-		case !e.ended():
+		case !e.ended(), e.state == mesh.Answered: // the answer itself is on its way here
 			open++
 		}
 		list, replies = append(list, a), append(replies, e.answer)

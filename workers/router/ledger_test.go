@@ -71,6 +71,7 @@ func TestSpentAfterTheEnd(t *testing.T) {
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"escalate":"always"`+inSession))
 	a.offered()
+	bustest.Eventually(t, "the record to say who holds it", func() bool { return w.view(id).State == fleet.StateWorking })
 	if _, err := call[fleet.TaskView](w, "boss", "task", "cancel", fleet.TaskCancel{TaskID: id}); err != nil {
 		t.Fatal(err)
 	}
