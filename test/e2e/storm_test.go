@@ -81,6 +81,9 @@ type storm struct {
 	log    string // CHANGE.log
 	begun  atomic.Int64
 	failed chan struct{} // closed: everything that has begun fails
+
+	mu   sync.Mutex
+	ends map[subjects.TaskID]fleet.State // guarded by mu
 }
 
 // TestStorm: all tasks of ten agents fail at once, thousands of them, while the
@@ -110,7 +113,7 @@ func TestStorm(t *testing.T) {
 	if got := len(s.alerts()); got != causes {
 		t.Errorf("%d alerts, want %d", got, causes)
 	}
-	s.until("other tasks are done", func() bool { return s.count("ok", fleet.StateDone) == 50 })
+	s.until("other tasks are done", func() bool { return s.count(fleet.StateDone) == 50 })
 	s.kept(n)
 	s.until("the endpoint was tried in vain", func() bool { return s.end.away.Load() >= 10 })
 	// Repeats have been due meanwhile; nobody is to hear all of them at once.
@@ -137,7 +140,7 @@ func TestStorm(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.until("one answer for each alert ends all tasks", func() bool { return s.count("t", fleet.StateCanceled) == n })
+	s.until("one answer for each alert ends all tasks", func() bool { return s.count(fleet.StateCanceled) == n })
 	s.until("the alerts are over", func() bool { return len(s.alerts()) == 0 })
 }
 
@@ -146,7 +149,8 @@ func bad(i int) subjects.AgentID { return subjects.AgentID(fmt.Sprintf("bad-%d",
 func newStorm(t *testing.T, n int) *storm {
 	t.Helper()
 	srv := bustest.New(t)
-	s := &storm{t: t, bus: srv.Bus(t), end: newDeadEnd(t), log: filepath.Join(t.TempDir(), "CHANGE.log"), failed: make(chan struct{})}
+	s := &storm{t: t, bus: srv.Bus(t), end: newDeadEnd(t), log: filepath.Join(t.TempDir(), "CHANGE.log"), failed: make(chan struct{}), ends: make(map[subjects.TaskID]fleet.State)}
+	s.watch()
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))
 	r, err := router.New(router.Config{Bus: srv.Connect(t), HumanContact: true, Log: log})
 	if err != nil {
@@ -270,28 +274,38 @@ func (s *storm) each(stream, subject string, visit func(bus.Msg)) {
 	}
 }
 
-// count counts the tasks that have ended in state, by the beginning of
-// their ids; a task that ends twice is an error.
-func (s *storm) count(prefix string, state fleet.State) int {
-	s.t.Helper()
-	ends := make(map[string]int)
+// watch keeps how every task has ended; a task that ends twice is an error.
+func (s *storm) watch() {
+	s.run(func(ctx context.Context) error {
+		return s.bus.Tail(ctx, bus.Tail{Stream: subjects.StreamTasks, Handle: func(m bus.Msg) {
+			if m.Header.Get(subjects.HeaderKind) != fleet.KindOutcome {
+				return
+			}
+			e, err := fleet.DecodeEvent(m.Data)
+			if err != nil {
+				s.t.Error(err)
+				return
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if was := s.ends[e.TaskID]; was != "" {
+				s.t.Errorf("task %s ends as %s, and as %s", e.TaskID, was, e.State)
+			}
+			s.ends[e.TaskID] = e.State
+		}})
+	}, nil)
+}
+
+// count counts the tasks that have ended in state.
+func (s *storm) count(state fleet.State) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	n := 0
-	s.each(subjects.StreamTasks, "fleet.task.*", func(m bus.Msg) {
-		id := strings.TrimPrefix(m.Subject, "fleet.task.")
-		if strings.Trim(strings.TrimPrefix(id, prefix), "0123456789") != "" || m.Header.Get(subjects.HeaderKind) != fleet.KindOutcome {
-			return
-		}
-		if ends[id]++; ends[id] > 1 {
-			s.t.Errorf("task %s ends %d times", id, ends[id])
-		}
-		e, err := fleet.DecodeEvent(m.Data)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		if e.State == state {
+	for _, end := range s.ends {
+		if end == state {
 			n++
 		}
-	})
+	}
 	return n
 }
 
