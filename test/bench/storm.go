@@ -94,7 +94,7 @@ func (p *parley) brew(ctx, run context.Context, srv *servers, n int) error {
 	err := inParallelCount(n, 256, func(i int) error {
 		return p.sendAs(ctx, stormCaller, fleet.MustEncode(&fleet.Dispatch{
 			Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version}, Brief: string(filler),
-			Task: fleet.Task{Agent: failing(i), MaxRetries: new(int), AlertRepeat: 5},
+			Task: fleet.Task{Agent: failing(i), MaxRetries: new(int)},
 		}))
 	})
 	if err != nil {
