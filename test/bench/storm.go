@@ -26,10 +26,10 @@ const (
 	stormWaits  = "waits"  // everything has failed before, and waits for a human
 )
 
-const (
-	stormCaller subjects.AgentID = "storm"
-	stormCauses                  = 10 // agents that fail: so many alerts
-)
+const stormCaller subjects.AgentID = "storm"
+
+// stormCauses is how many agents fail: so many alerts.
+const stormCauses = 10
 
 // tempest is what fails, and the humans that nobody can reach.
 type tempest struct {
