@@ -137,6 +137,11 @@ func TestDoctorOfServers(t *testing.T) {
 	s.run(t, "doctor").check(t, exitFailed, "1 messages that nobody could handle", "1 of ")
 	s.run(t, "doctor", "--server", "nats://127.0.0.1:1").check(t, 38, "", "cannot reach NATS")
 
+	own := newShell(t)
+	_, url := own.up(t, "--sync=always")
+	own.environ = append(own.environ, "NATS_URL="+url)
+	wants(t, findings(t, own, 0), "sync", true, "every write is on the disk before it is acknowledged")
+
 	empty := newShell(t, "NATS_URL="+bustest.New(t).URL())
 	m = findings(t, empty, exitFailed)
 	wants(t, m, "streams", false, "--provision create")
