@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -37,6 +38,43 @@ type Endpoint struct {
 	Name, Subject string
 	Metadata      map[string]string
 	Handle        func(ctx context.Context, m Msg) ([]byte, error)
+}
+
+// Metadata of every service: what it knows of its servers.
+const (
+	metaSync     = "sync_always"
+	metaEmbedded = "embedded"
+)
+
+// Durability is what a service knows of the servers that it stores at.
+type Durability struct {
+	SyncAlways bool // they fsync before they acknowledge
+	// Embedded says that the server is part of the service's process, so that
+	// it knows. Otherwise it was told, by Config.SyncAlways.
+	Embedded bool
+}
+
+// ServiceDurability asks a running service. Without one the error is
+// ErrNoResponders; one of another version may not say, which is ErrNotFound.
+func (b *Bus) ServiceDurability(ctx context.Context, name string) (Durability, error) {
+	subject, err := micro.ControlSubject(micro.InfoVerb, name, "")
+	if err != nil {
+		return Durability{}, fmt.Errorf("ask service %s: %w", name, err)
+	}
+	m, err := b.Request(ctx, subject, nil, nil)
+	if err != nil {
+		return Durability{}, fmt.Errorf("ask service %s: %w", name, err)
+	}
+	var info micro.Info
+	if err := json.Unmarshal(m.Data, &info); err != nil {
+		return Durability{}, fmt.Errorf("ask service %s: %w", name, err)
+	}
+	always, err1 := strconv.ParseBool(info.Metadata[metaSync])
+	embedded, err2 := strconv.ParseBool(info.Metadata[metaEmbedded])
+	if err1 != nil || err2 != nil {
+		return Durability{}, fmt.Errorf("ask service %s: %w: it does not say how its servers sync", name, ErrNotFound)
+	}
+	return Durability{SyncAlways: always, Embedded: embedded}, nil
 }
 
 // idleHandlers is how many goroutines wait for the next requests.
@@ -71,6 +109,12 @@ type service struct {
 func (b *Bus) Serve(ctx context.Context, s Service) (stop func(), err error) {
 	s.Queue = cmp.Or(s.Queue, micro.DefaultQueueGroup)
 	s.Concurrency = cmp.Or(s.Concurrency, 1024)
+	s.Metadata = maps.Clone(s.Metadata)
+	if s.Metadata == nil {
+		s.Metadata = make(map[string]string)
+	}
+	s.Metadata[metaSync] = strconv.FormatBool(b.cfg.SyncAlways)
+	s.Metadata[metaEmbedded] = strconv.FormatBool(b.cfg.InProcess != nil)
 	if s.Name == "" || s.Version == "" {
 		return nil, errors.New("serve: a service needs a name and a version")
 	}

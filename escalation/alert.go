@@ -1,6 +1,7 @@
 package escalation
 
 import (
+	"maps"
 	"strconv"
 	"time"
 
@@ -157,9 +158,23 @@ func (c Chain) call(a fleet.Alert, g Group, now time.Time) (fleet.Alert, AlertAc
 		}
 		return a, nil, at
 	}
+	contact := c.Contacts[next]
 	a.Calls++
 	a.LastAt, a.Told = &now, g.Tasks
-	return a, Call{Contact: c.Contacts[next], Number: a.Calls}, time.Time{}
+	a.Sent = maps.Clone(a.Sent)
+	if a.Sent == nil {
+		a.Sent = make(map[string]int)
+	}
+	a.Sent[contact] = a.Calls
+	return a, Call{Contact: contact, Number: a.Calls}, time.Time{}
+}
+
+// NotCalled is the alert after a Call that was not made, because the contact's
+// last one is still on its way: is is what NextAlert made of was. The chain goes
+// on, and what would have been told is told as soon as something arrives.
+func NotCalled(was, is fleet.Alert) fleet.Alert {
+	is.Told, is.Sent = was.Told, was.Sent
+	return is
 }
 
 func (g Group) repeat() time.Duration {

@@ -91,6 +91,29 @@ func TestNextAlert(t *testing.T) {
 	}
 }
 
+// TestNotCalled: a call that is not made leaves the chain as if it were, its
+// number is not used again, and what it would have told is told soon.
+func TestNotCalled(t *testing.T) {
+	t.Parallel()
+	c := escalation.Chain{Contacts: []string{"ann"}}
+	g := escalation.Group{ID: "g", Labels: map[string]string{}, Tasks: 1}
+	was, _, _ := c.NextAlert(fleet.Alert{}, g, start)
+	was, _, _ = c.NextAlert(was, g, start.Add(3*time.Second))
+	now := start.Add(2 * time.Hour)
+	g.Tasks = 2
+	is, action, _ := c.NextAlert(was, g, now)
+	if action != (escalation.Call{Contact: "ann", Number: 2}) || is.Sent["ann"] != 2 || was.Sent["ann"] != 1 {
+		t.Fatalf("%+v, sent %v after %v; want call 2", action, is.Sent, was.Sent)
+	}
+	is = escalation.NotCalled(was, is)
+	if is.Calls != 2 || is.Told != 1 || is.Sent["ann"] != 1 || !is.NextAt.After(now) {
+		t.Errorf("alert %+v", is)
+	}
+	if _, action, next := c.NextAlert(is, g, now); action != nil || !next.Equal(now.Add(5*time.Minute)) {
+		t.Errorf("%v, then at %s; want to tell that it has grown 5 min later", action, next.Sub(now))
+	}
+}
+
 // TestAlertsAreHeard: whatever happens to an alert, its calls have numbers of
 // their own; nobody is called while somebody sees to it, or it is held; and
 // while neither holds somebody is called within the time of a repeat.

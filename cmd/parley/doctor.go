@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"parley/bus"
+	"parley/subjects"
 	"parley/subjects/fleet"
 )
 
@@ -24,8 +25,9 @@ func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Look for what is wrong with the fleet", Args: cobra.NoArgs,
 		Long: `Look for what is wrong with the fleet: connection, streams, workers, whether
-humans can be told, and what could not be delivered. The exit code is 1 if
-anything is.`,
+humans can be told, what waits for them, what could not be delivered, and
+whether what was acknowledged survives a power cut. The exit code is 1 if
+anything is wrong.`,
 		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
 			found := a.examine(ctx, c)
 			ill := 0
@@ -64,21 +66,23 @@ func (a *app) examine(ctx context.Context, c *client) []finding {
 	begin := time.Now()
 	ping := c.bus.Ping(ctx)
 	list := []finding{judge("connection", ping, c.server+", "+roughly(time.Since(begin)), "see that the server answers")}
-	err := c.bus.Provision(ctx, bus.Provisioning{Mode: "verify", Replicas: a.conf.Replicas})
-	list = append(list, judge("streams", err, "as they must be", "parley serve --provision create  makes what is missing"))
+	err := c.bus.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify, Replicas: a.conf.Replicas})
+	list = append(list, judge("streams", err, "as they must be, on files", "parley serve --provision create  makes what is missing"),
+		copies(ctx, c.bus), synced(ctx, c.bus))
 	_, err = call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{Limit: 1})
 	list = append(list, judge("router", err, "answers", "parley serve --workers router"))
 	s, err := call[fleet.EscalationStatusReply](ctx, c, "escalation", "status", fleet.EscalationStatus{})
 	list = append(list, judge("escalation", err, fmt.Sprintf("%d alerts, %d tasks wait for a human", s.value.Open, s.value.Waiting), "parley serve --workers escalation"))
 	if err == nil {
-		list = append(list, contacts(&s.value), changeLog(&s.value))
+		list = append(list, a.oldAlerts(ctx, c), contacts(&s.value), changeLog(&s.value))
 	}
+	list = append(list, deadLetters(ctx, c.bus))
 	w, err := call[fleet.WebhookListReply](ctx, c, "webhook", "list", fleet.WebhookList{State: fleet.DeliveryDead})
 	dead := judge("webhooks", err, "nothing undelivered", "parley serve --workers webhooks")
 	if err == nil && w.value.Total > 0 {
 		dead = finding{Check: "webhooks", Found: fmt.Sprintf("%d dead letters", w.value.Total), Then: "parley webhook ls --state dead"}
 	}
-	late, err := call[fleet.WebhookListReply](ctx, c, "webhook", "list", fleet.WebhookList{State: fleet.DeliveryPending})
+	late, err := call[fleet.WebhookListReply](ctx, c, "webhook", "list", fleet.WebhookList{State: fleet.DeliveryPending, Limit: 1000})
 	if n := failing(&late.value); err == nil && n > 0 {
 		list = append(list, finding{Check: "calls", Found: fmt.Sprintf("%d calls have failed so far and are tried again", n), Then: "parley webhook ls --state pending"})
 	}
@@ -90,6 +94,79 @@ func judge(check string, err error, found, then string) finding {
 		return finding{Check: check, Found: oneLine(err.Error()), Then: then}
 	}
 	return finding{Check: check, OK: true, Found: found}
+}
+
+// copies is on how many servers what is acknowledged lies.
+func copies(ctx context.Context, b *bus.Bus) finding {
+	s, err := b.StreamState(ctx, subjects.StreamTasks)
+	f := judge("copies", err, "", "parley serve --provision create  makes what is missing")
+	switch {
+	case err != nil:
+	case s.Replicas < 2:
+		f.Found, f.Then = "1 of every record: what is on that disk is lost with it", "on three servers or more: parley serve --replicas 3"
+	default:
+		f.Found = fmt.Sprintf("%d of every record; the leader is %s", s.Replicas, s.Leader)
+	}
+	return f
+}
+
+// synced is whether what is acknowledged is on the disk. A client cannot ask
+// the servers that; the workers say what they know.
+func synced(ctx context.Context, b *bus.Bus) finding {
+	const ask = "as its system account: nats server request jetstream --config  shows sync_always and sync_interval"
+	var d bus.Durability
+	err := bus.ErrNoResponders
+	for _, service := range []string{"fleet", "escalation", "webhooks", "registry"} {
+		try, cancel := context.WithTimeout(ctx, patience)
+		d, err = b.ServiceDurability(try, service)
+		cancel()
+		if err == nil {
+			break
+		}
+	}
+	switch {
+	case err != nil:
+		return finding{Check: "sync", Found: "no worker says whether the server syncs before it acknowledges", Then: ask}
+	case !d.SyncAlways:
+		return finding{
+			Check: "sync", Found: "not before it is acknowledged: a power cut loses what was acknowledged since the last flush",
+			Then: "sync_interval: always  in the servers' configuration; parley up without --sync",
+		}
+	case !d.Embedded:
+		return finding{
+			Check: "sync", OK: true, Found: "before it is acknowledged, as --sync tells the workers; what the servers really do is not known here",
+			Then: ask,
+		}
+	}
+	return finding{Check: "sync", OK: true, Found: "every write is on the disk before it is acknowledged"}
+}
+
+// old is how long an alert may be open before that is worth a line.
+const old = time.Hour
+
+func (a *app) oldAlerts(ctx context.Context, c *client) finding {
+	l, err := call[fleet.EscalationListReply](ctx, c, "escalation", "list", fleet.EscalationList{})
+	f := judge("alerts", err, "none is open for longer than an hour", "parley escalation ls")
+	n := 0
+	for i := range l.value.Alerts {
+		if a.now().Sub(l.value.Alerts[i].Since) > old {
+			n++
+		}
+	}
+	if n > 0 {
+		f = finding{Check: "alerts", Found: fmt.Sprintf("%d open for longer than an hour", n), Then: "parley escalation ls"}
+	}
+	return f
+}
+
+// deadLetters are messages that nobody could handle.
+func deadLetters(ctx context.Context, b *bus.Bus) finding {
+	s, err := b.StreamState(ctx, subjects.StreamDLQ)
+	f := judge("dead letters", err, "none", "parley serve --provision create  makes what is missing")
+	if err == nil && s.Msgs > 0 {
+		f = finding{Check: "dead letters", Found: fmt.Sprintf("%d messages that nobody could handle", s.Msgs), Then: "parley dlq ls"}
+	}
+	return f
 }
 
 func contacts(s *fleet.EscalationStatusReply) finding {

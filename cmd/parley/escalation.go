@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -154,7 +155,10 @@ func (a *app) escalationAck() *cobra.Command {
 			if a.json() {
 				return a.printJSON(r.raw)
 			}
-			a.notice("%s sees to alert %s until %s; the tasks still wait for an answer", r.value.AckBy, r.value.AlertID, a.moment(deref(r.value.AckUntil, r.value.Since)))
+			if r.value.AckUntil == nil {
+				return errors.New("the reply does not say until when")
+			}
+			a.notice("%s sees to alert %s until %s; the tasks still wait for an answer", r.value.AckBy, r.value.AlertID, a.moment(*r.value.AckUntil))
 			return nil
 		}),
 	}
@@ -250,7 +254,11 @@ func (a *app) escalationSilence() *cobra.Command {
 				if a.json() {
 					return a.printJSON(r.raw)
 				}
-				a.notice("silence %s until %s", r.value.SilenceID, a.moment(r.value.Until))
+				if end != "" {
+					a.notice("silence %s is over", r.value.SilenceID)
+				} else {
+					a.notice("silence %s until %s", r.value.SilenceID, a.moment(r.value.Until))
+				}
 				return nil
 			})(cmd, args)
 		},

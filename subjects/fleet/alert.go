@@ -25,7 +25,8 @@ type Alert struct {
 	Round   time.Time         `json:"round"`             // when the chain of contacts was begun last
 	Next    int               `json:"next"`              // the contact to be called next
 	NextAt  *time.Time        `json:"next_at,omitempty"` // when
-	Calls   int               `json:"calls"`
+	Calls   int               `json:"calls"`             // that were due
+	Sent    map[string]int    `json:"sent,omitempty"`    // the last call of each contact that was made
 	LastAt  *time.Time        `json:"last_at,omitempty"`
 	Told    int               `json:"told"`           // how many tasks the last call named
 	Held    string            `json:"held,omitempty"` // why nobody is called now
@@ -136,7 +137,7 @@ const TypeAlertEvent = "ALERT_EVENT"
 type AlertEvent struct {
 	Header
 	AlertID string          `json:"alert_id"`
-	Event   string          `json:"event"` // triggered | called | acknowledged | ack_timeout | answered | resolved | silenced | link_refused | change_log_failed
+	Event   string          `json:"event"` // triggered | called | not_called | acknowledged | ack_timeout | answered | resolved | silenced | heard | silence | refused | answer_refused | change_log_failed
 	Time    time.Time       `json:"time"`
 	By      string          `json:"by,omitempty"`
 	Contact string          `json:"contact,omitempty"`

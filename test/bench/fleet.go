@@ -38,7 +38,8 @@ type parley struct {
 	ids    chan subjects.TaskID // a sample of what was dispatched
 	wrong  atomic.Int64         // outcomes that are not done
 
-	parked atomic.Int64 // tasks that wait for ever
+	parked  atomic.Int64 // tasks that wait for ever
+	tempest *tempest     // nil where nothing fails
 
 	cancel context.CancelFunc
 	buses  []*bus.Bus
@@ -87,6 +88,22 @@ func (p *parley) prepare(ctx context.Context, srv *servers, s spec) error {
 			return err
 		}
 	}
+	if s.Storm != "" {
+		if err := p.humans(run, srv); err != nil {
+			return err
+		}
+	}
+	if s.Storm != "" && s.Storm != stormNone {
+		if err := p.brew(ctx, run, srv, s.Failing); err != nil {
+			return err
+		}
+	}
+	if s.Storm == stormWaits {
+		close(p.tempest.fails)
+		if err := p.settled(ctx, s.Failing); err != nil {
+			return err
+		}
+	}
 	return p.client.Ping(ctx)
 }
 
@@ -97,7 +114,7 @@ func (p *parley) startRouter(ctx context.Context, srv *servers, s spec, i int) e
 	}
 	w, err := router.New(router.Config{
 		Bus: b, ID: subjects.InstanceID(fmt.Sprintf("r%d", i)), Commit: commits[s.Commit],
-		MaxQueued: 2_000_000, Log: quietLog(os.Stderr),
+		MaxQueued: 2_000_000, HumanContact: s.Storm != "", Log: quietLog(os.Stderr),
 	})
 	if err != nil {
 		return err
@@ -301,6 +318,9 @@ func (p *parley) close() {
 		p.cancel()
 	}
 	p.wg.Wait()
+	if p.tempest != nil {
+		p.tempest.dead.Close()
+	}
 	for _, b := range p.buses {
 		b.Close()
 	}

@@ -50,6 +50,7 @@ var parts = []struct {
 	{"throughput", throughput},
 	{"writes", writes},
 	{"latency", latency},
+	{"storm", storm},
 	{"match", match},
 	{"waiting", waiting},
 	{"memory", memory},

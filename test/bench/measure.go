@@ -164,7 +164,12 @@ func measure(ctx context.Context, s spec) (result, error) {
 	}
 	job := func() error { return dispatchAndAwait(ctx, p, m, s.Tasks, s.InFlight) }
 	if s.Rate > 0 {
-		job = func() error { return paced(ctx, s, m, p) }
+		job = func() error {
+			if f, ok := p.(*parley); ok && s.Storm == stormBreaks {
+				close(f.tempest.fails)
+			}
+			return paced(ctx, s, m, p)
+		}
 	}
 	if err := clocked(ctx, srv, s, &r, job); err != nil {
 		return result{}, err

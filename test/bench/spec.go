@@ -44,6 +44,9 @@ type spec struct {
 	Waiting  int     `json:"waiting"` // tasks that nobody can do, dispatched before
 	Classes  int     `json:"classes"` // of the waiting ones
 
+	Storm   string `json:"storm"`   // what fails beside, "" nothing; see storm.go
+	Failing int    `json:"failing"` // tasks of the storm
+
 	URL     string `json:"url"`  // memory: the server
 	Dir     string `json:"dir"`  // server: its data
 	Base    string `json:"base"` // where temporary data goes

@@ -11,6 +11,9 @@
 // reads the records in the stream through raw nats.go, and the agents'
 // journals, and nothing else. TestCheckerFindsFaults shows that it can fail.
 //
+// TestStorm alone has its workers inside the test: its figures are many, and
+// its waits short. -e2e.storm=10000 makes it the storm of the promise.
+//
 // Whatever is random comes from one seed, which is printed and can be given:
 //
 //	go test ./test/e2e -run TestKillsWhileWorking -e2e.seed=42 -e2e.tasks=20000 -e2e.chaos=10m -timeout 1h

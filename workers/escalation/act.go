@@ -145,12 +145,17 @@ func (w *Worker) do(ctx context.Context, d due) error {
 	case policy.Open:
 		e.Event = "triggered"
 	case policy.Call:
+		e.Event, e.Contact, e.Call = "called", a.Contact, a.Number
+		if n := was.Sent[a.Contact]; w.onItsWay(ctx, was.AlertID, n, a.Contact) {
+			is = policy.NotCalled(was, is)
+			e.Event, e.Message = "not_called", fmt.Sprintf("call %d is still on its way", n)
+			break
+		}
 		crash.Point("before_call")
 		if err := w.call(ctx, d, a); err != nil {
 			return err
 		}
 		crash.Point("after_call")
-		e.Event, e.Contact, e.Call = "called", a.Contact, a.Number
 	case policy.Resume:
 		e.Event, e.By = "ack_timeout", was.AckBy
 	case policy.Hold:
@@ -214,6 +219,27 @@ func (w *Worker) call(ctx context.Context, what due, c policy.Call) error {
 		d.TaskID = shown.Tasks[0].TaskID
 	}
 	return w.deliver(ctx, d)
+}
+
+// onItsWay reports whether a call, if there was one, still waits to be
+// delivered: another one would only tell the same once more as soon as the
+// contact can be reached again. In doubt it is not.
+func (w *Worker) onItsWay(ctx context.Context, alert string, number int, contact string) bool {
+	if number == 0 {
+		return false
+	}
+	id := DeliveryID(alert, number, contact)
+	m, err := w.bus.Last(ctx, subjects.StreamWebhooks, subjects.WebhookEvent(id))
+	if errors.Is(err, bus.ErrNotFound) { // nobody has tried it yet
+		_, err = w.bus.Last(ctx, subjects.StreamWebhooks, subjects.Webhook(alert, id))
+		return err == nil
+	}
+	if err != nil {
+		w.log.Warn("look for a call's delivery", attrAlert(alert), attrErr(err))
+		return false
+	}
+	s, err := fleet.DecodeDeliveryState(m.Data)
+	return err == nil && s.State == fleet.DeliveryPending
 }
 
 // DeliveryID is the one id of a call, whichever replica makes it and however

@@ -183,9 +183,9 @@ func (w *Worker) apiSilence(ctx context.Context, from subjects.AgentID, data []b
 		s = was
 	} else {
 		for name := range s.Match {
-			if !slices.Contains(groupLabels(), name) {
+			if !slices.Contains(w.labels(), name) {
 				return nil, subjects.Errorf(subjects.CodeInvalidMessage, "alerts have no %q", name).At("/match").
-					WithRemedy("match some of " + strings.Join(groupLabels(), ", "))
+					WithRemedy("match some of what alerts are grouped by: " + strings.Join(w.labels(), ", "))
 			}
 		}
 		s.SilenceID = strconv.FormatInt(now.UnixNano(), 36)
@@ -205,6 +205,15 @@ func (w *Worker) apiSilence(ctx context.Context, from subjects.AgentID, data []b
 	w.stir()
 	w.event(ctx, fleet.AlertEvent{Event: "silence", By: string(from), Message: s.SilenceID + " until " + s.Until.Format(time.RFC3339) + ": " + s.Reason})
 	return s, nil
+}
+
+// labels are those that alerts may have: agent gives way to mcp where the
+// servers are not healthy.
+func (w *Worker) labels() []string {
+	if slices.Contains(w.cfg.GroupBy, "agent") && !slices.Contains(w.cfg.GroupBy, "mcp") {
+		return append(slices.Clone(w.cfg.GroupBy), "mcp")
+	}
+	return w.cfg.GroupBy
 }
 
 // refuse keeps that somebody was refused.

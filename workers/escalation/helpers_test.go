@@ -19,13 +19,16 @@ import (
 	"parley/workers/escalation"
 )
 
-// world is a server on which the test itself is the router.
+// world is a server on which the test itself is the router, and the webhooks
+// worker that delivers every call at once.
 type world struct {
 	t   *testing.T
 	srv *bustest.Server
 	bus *bus.Bus
 
 	mu       sync.Mutex
+	away     bool // the contacts cannot be reached
+	late     []*fleet.Delivery
 	resumes  []fleet.TaskResume
 	refusing *subjects.Error // what task resume is answered with
 }
@@ -38,7 +41,54 @@ func newWorld(t *testing.T, srv *bustest.Server) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	if sub, err = w.bus.Subscribe(subjects.WebhookPattern, "", w.onDelivery); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
 	return w
+}
+
+// onDelivery is the webhooks worker.
+func (w *world) onDelivery(m bus.Msg) {
+	d, err := fleet.DecodeDelivery(m.Data)
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
+	w.mu.Lock()
+	away := w.away
+	if away {
+		w.late = append(w.late, d)
+	}
+	w.mu.Unlock()
+	if !away {
+		w.became(d, fleet.DeliveryDelivered)
+	}
+}
+
+// became stores what has become of a delivery.
+func (w *world) became(d *fleet.Delivery, state string) {
+	now := time.Now().UTC()
+	s := fleet.DeliveryState{
+		Header:     fleet.Header{Type: fleet.TypeDeliveryState, ProtocolVersion: fleet.Version},
+		DeliveryID: d.DeliveryID, State: state, Endpoint: d.Target(), Order: d.Order,
+		Schedule: fleet.ScheduleHuman, Queued: now, Updated: now, NotAfter: now.Add(24 * time.Hour),
+	}
+	if _, err := w.bus.Store(context.Background(), subjects.WebhookEvent(d.DeliveryID), fleet.MustEncode(&s), "", nil); err != nil {
+		w.t.Errorf("store the state of %s: %v", d.DeliveryID, err)
+	}
+}
+
+// reach says whether the contacts can be reached; what waited is delivered then.
+func (w *world) reach(can bool) {
+	w.mu.Lock()
+	w.away = !can
+	late := w.late
+	w.late = nil
+	w.mu.Unlock()
+	for _, d := range late {
+		w.became(d, fleet.DeliveryDelivered)
+	}
 }
 
 // worker starts an escalation worker; the function stops it.

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"parley/bus/bustest"
 	policy "parley/escalation"
 	"parley/subjects"
@@ -141,6 +143,50 @@ func TestForgedLinks(t *testing.T) {
 	}
 }
 
+// refusals are the events of what was refused.
+func refusals(w *world) (list []fleet.AlertEvent) {
+	for _, e := range w.events() {
+		if e.Event == "refused" {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// TestUsedLinks: a link that is used again, for an answer or to acknowledge, is
+// refused, and so is a page of another site. Each is kept, with who it was.
+func TestUsedLinks(t *testing.T) {
+	t.Parallel()
+	w, e, link := called(t)
+	alert := w.list()[0].AlertID
+	if status, _ := browser(e, http.MethodPost, link, url.Values{"verb": {"retry"}}, "Sec-Fetch-Site", "cross-site"); status != http.StatusForbidden {
+		t.Errorf("a page of another site = %d, want 403", status)
+	}
+	if status, page := browser(e, http.MethodPost, link, url.Values{"verb": {"retry"}}); status != http.StatusOK {
+		t.Fatalf("retry = %d %s", status, page)
+	}
+	for _, verb := range []string{"retry", "cancel", "ack"} {
+		if status, page := browser(e, http.MethodPost, link, url.Values{"verb": {verb}}); status != http.StatusConflict {
+			t.Errorf("%s with the used link = %d %s, want 409", verb, status, page)
+		}
+	}
+	var got []string
+	for _, r := range refusals(w) {
+		by := r.By
+		if by != "ann by link" {
+			by = "an address"
+		}
+		got = append(got, r.AlertID+" "+by)
+	}
+	want := []string{"none an address", alert + " ann by link", alert + " ann by link", alert + " ann by link"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("refusals (-want +got):\n%s", diff)
+	}
+	if len(w.resumed()) != 1 {
+		t.Errorf("%d answers were carried out, want 1", len(w.resumed()))
+	}
+}
+
 // TestLinkTimes: a link expires, by clocks that may be 5 min apart; and every
 // replica takes the links of every other.
 func TestLinkTimes(t *testing.T) {
@@ -160,6 +206,9 @@ func TestLinkTimes(t *testing.T) {
 			if status, page := browser(other, http.MethodGet, link, nil); status != tt.want {
 				t.Errorf("after %s more: %d %s, want %d", tt.pass, status, page, tt.want)
 			}
+		}
+		if got := refusals(w); len(got) != 1 || got[0].AlertID != w.list()[0].AlertID || !strings.Contains(got[0].Message, "expired") {
+			t.Errorf("refused: %+v, want the link that has expired, with its alert", got)
 		}
 	})
 }

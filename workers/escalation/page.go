@@ -2,6 +2,7 @@ package escalation
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"html/template"
 	"log/slog"
@@ -21,7 +22,13 @@ func (w *Worker) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+LinkPath+"{token}", w.getLink)
 	mux.HandleFunc("POST "+LinkPath+"{token}", w.postLink)
-	return http.NewCrossOriginProtection().Handler(mux)
+	sameSite := http.NewCrossOriginProtection()
+	sameSite.SetDenyHandler(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		err := subjects.Errorf(subjects.CodeForbidden, "a page of another site may not answer").WithRemedy("open the link itself")
+		w.refuse(r.Context(), "", r.RemoteAddr, err.Error())
+		w.fail(rw, err)
+	}))
+	return sameSite.Handler(mux)
 }
 
 // page is what the template shows.
@@ -62,6 +69,7 @@ func (w *Worker) postLink(rw http.ResponseWriter, r *http.Request) {
 	verb := r.PostForm.Get("verb")
 	if verb == "ack" {
 		if _, err := w.acknowledge(r.Context(), c.by(), c.Alert); err != nil {
+			w.tooLate(r.Context(), c, err)
 			w.fail(rw, err)
 			return
 		}
@@ -80,10 +88,8 @@ func (w *Worker) postLink(rw http.ResponseWriter, r *http.Request) {
 	}
 	done, err := w.decide(r.Context(), c.by(), verb, req, false)
 	switch {
-	case err != nil && subjects.CodeOf(err) == subjects.CodeLateResult:
-		w.refuse(r.Context(), c.Alert, c.by(), "the link was used again: "+err.Error())
-		w.fail(rw, err)
 	case err != nil:
+		w.tooLate(r.Context(), c, err)
 		w.fail(rw, err)
 	default:
 		p := page{Title: "Thank you", Message: "Your answer, " + verb + ", is on its way to what waits."}
@@ -91,6 +97,13 @@ func (w *Worker) postLink(rw http.ResponseWriter, r *http.Request) {
 			p.Message += "\n" + problem
 		}
 		w.render(rw, http.StatusOK, p)
+	}
+}
+
+// tooLate keeps that a link was used for an alert that takes nothing any more.
+func (w *Worker) tooLate(ctx context.Context, c claims, err error) {
+	if subjects.CodeOf(err) == subjects.CodeLateResult {
+		w.refuse(ctx, c.Alert, c.by(), "the link was used again: "+err.Error())
 	}
 }
 

@@ -357,6 +357,61 @@ func TestGrows(t *testing.T) {
 	})
 }
 
+// TestOneCallOnItsWay: while a contact cannot be reached, one call waits for it
+// and repeats do not pile up behind that; the next contact is called all the
+// same. Once the contact can be reached it hears what waited, what has come
+// since as soon as that is due, and repeats as before.
+func TestOneCallOnItsWay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, bustest.NewFake(t))
+		for range 2 {
+			w.worker(escalation.Config{Chain: policy.Chain{Contacts: []string{"one"}}})
+		}
+		began := time.Now()
+		w.reach(false)
+		w.wait("t0", "a", subjects.CodeAgentError)
+		time.Sleep(3 * time.Hour)
+		w.wait("t1", "a", subjects.CodeAgentError)
+		time.Sleep(time.Hour + time.Minute)
+		if n := len(w.deliveries()); n != 1 {
+			t.Errorf("%d calls wait for somebody who cannot be reached, want 1", n)
+		}
+		w.reach(true)
+		time.Sleep(time.Hour)
+		var got []string
+		seen := map[subjects.DeliveryID]bool{}
+		for _, d := range w.deliveries() {
+			got = append(got, fmt.Sprintf("%s %d", d.at.Sub(began).Round(time.Minute), d.message.Count))
+			if seen[d.DeliveryID] || d.DeliveryID != escalation.DeliveryID(d.message.AlertID, d.message.Sequence, "one") {
+				t.Errorf("call %d has delivery id %s, seen before: %t", d.message.Sequence, d.DeliveryID, seen[d.DeliveryID])
+			}
+			seen[d.DeliveryID] = true
+		}
+		if diff := cmp.Diff([]string{"0s 1", "4h5m0s 2", "4h30m0s 2", "5h0m0s 2"}, got); diff != "" {
+			t.Errorf("calls differ (-want +got):\n%s", diff)
+		}
+		// What is a dead letter is not on its way.
+		w.reach(false)
+		time.Sleep(31 * time.Minute)
+		last := w.deliveries()[4]
+		w.became(&last.Delivery, fleet.DeliveryDead)
+		time.Sleep(30 * time.Minute)
+		if n := len(w.deliveries()); n != 6 {
+			t.Errorf("%d calls, want another one after the dead letter", n)
+		}
+		skipped := 0
+		for _, e := range w.events() {
+			if e.Event == "not_called" {
+				skipped++
+			}
+		}
+		if skipped == 0 || w.list()[0].Calls != 6+skipped {
+			t.Errorf("%d calls were due, %d of them not made; want that to add up to the 6 that were", w.list()[0].Calls, skipped)
+		}
+	})
+}
+
 func TestHeartbeat(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
