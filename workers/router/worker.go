@@ -93,6 +93,7 @@ const (
 	maxHotQueued  = 20_000
 	idleWorkers   = 256              // goroutines kept for the next message
 	stopGrace     = 10 * time.Second // to finish what is in hand
+	maxReports    = 128              // results in hand, and progress messages: when very many tasks end at once, dispatches go between them
 	maxDoing      = 512              // effects at once, offers apart: a million tasks may end at one instant
 )
 
@@ -433,10 +434,15 @@ func (w *Worker) patience() context.Context {
 	return ctx
 }
 
-// spawn runs a handler of messages on a goroutine each.
+// spawn runs a handler of messages on a goroutine each, maxReports at a time.
 func (w *Worker) spawn(handle func(context.Context, bus.Msg)) func(bus.Msg) {
+	slots := make(chan struct{}, maxReports)
 	return func(m bus.Msg) {
-		w.pool.Go(func() { handle(w.patience(), m) })
+		slots <- struct{}{}
+		w.pool.Go(func() {
+			defer func() { <-slots }()
+			handle(w.patience(), m)
+		})
 	}
 }
 
