@@ -71,10 +71,14 @@ func (w *Worker) sign(c claims) string {
 // check reads a token: auth_failed if it is not ours, or too old.
 func (w *Worker) check(token string, now time.Time) (claims, error) {
 	var c claims
+	if w.key.Load() == nil {
+		return c, subjects.Errorf(subjects.CodeUnavailable, "this worker is starting and cannot read links yet").
+			WithRemedy("try the link again").RetryAfter(time.Second)
+	}
 	forged := subjects.Errorf(subjects.CodeAuthFailed, "this link is not one that we made").WithRemedy("use the newest link as it was sent")
 	payload, signature, _ := strings.Cut(token, ".")
 	mac, err := base64.RawURLEncoding.Strict().DecodeString(signature)
-	if err != nil || w.key.Load() == nil || !hmac.Equal(mac, w.mac(payload)) {
+	if err != nil || !hmac.Equal(mac, w.mac(payload)) {
 		return c, forged
 	}
 	data, err := base64.RawURLEncoding.DecodeString(payload)

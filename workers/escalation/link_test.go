@@ -47,6 +47,19 @@ func called(t *testing.T) (*world, *escalation.Worker, string) {
 	return w, e, link
 }
 
+// TestLinkWhileStarting: a worker that has not read the key yet judges no link.
+func TestLinkWhileStarting(t *testing.T) {
+	t.Parallel()
+	_, _, link := called(t)
+	e, err := escalation.New(escalation.Config{Bus: bustest.New(t).Bus(t), URL: "http://parley.example/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, page := browser(e, http.MethodGet, link, nil); status != http.StatusServiceUnavailable {
+		t.Errorf("the page of a worker that starts = %d: %s", status, page)
+	}
+}
+
 // TestLink: looking changes nothing, posting acts, once; who it was is kept.
 func TestLink(t *testing.T) {
 	t.Parallel()

@@ -130,7 +130,9 @@ func asResult(text string) json.RawMessage {
 func (w *Worker) admit(rw http.ResponseWriter, r *http.Request) (claims, bool) {
 	c, err := w.check(r.PathValue("token"), time.Now())
 	if err != nil {
-		w.refuse(r.Context(), c.Alert, r.RemoteAddr, err.Error())
+		if subjects.CodeOf(err) != subjects.CodeUnavailable {
+			w.refuse(r.Context(), c.Alert, r.RemoteAddr, err.Error())
+		}
 		w.fail(rw, err)
 		return c, false
 	}

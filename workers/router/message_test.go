@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -17,6 +18,7 @@ func TestFollowUps(t *testing.T) {
 	bob := w.join("bob", nil)
 	id := w.send(`{"task":{"task_id":"f1"},"brief":"x","input":{"context_id":"c 1","parts":[{"text":"x"}]}}`)
 	bob.offered()
+	bustest.Eventually(t, "bob to hold the task", func() bool { return w.view(id).State == fleet.StateWorking })
 	for range 2 {
 		v, err := call[fleet.TaskView](w, "boss", "task", "message", fleet.TaskMessage{TaskID: id, ID: "m1", MessageID: "mine", Text: "and quickly"})
 		if err != nil || v.TaskID != id {
@@ -39,6 +41,7 @@ func TestFollowUps(t *testing.T) {
 	if len(again.Messages) != 1 || again.Messages[0].MessageID != "mine" || again.Messages[0].From != "boss" {
 		t.Errorf("the second offer has the follow-ups %+v, want the one", again.Messages)
 	}
+	bustest.Eventually(t, "bob to hold it again", func() bool { return w.view(id).Attempt == 2 })
 	if _, err := bob.result(id, fleet.Result{}); err != nil {
 		t.Fatal(err)
 	}
