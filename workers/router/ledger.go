@@ -16,8 +16,8 @@ import (
 	"parley/subjects/fleet"
 )
 
-// ledgerTTL is how long spending counts: longer than a session or a run lives
-// after its last task.
+// ledgerTTL is how long spending is kept. A router that runs for longer goes on
+// counting what is older; one that starts does not know of it.
 const ledgerTTL = 7 * 24 * time.Hour
 
 // ledger adds up what all the tasks of a session, or of a run, have spent. The
