@@ -44,10 +44,17 @@ func (l *changeLog) append(line []byte, mark string) error {
 	return nil
 }
 
+// write holds the file's lock from the look at its end to the end of the line:
+// otherwise another process could read half of what this one writes, or both
+// could miss each other's mark.
 func (l *changeLog) write(line []byte, mark string) error {
 	if err := l.open(); err != nil {
 		return err
 	}
+	if err := lock(l.file); err != nil {
+		return err
+	}
+	defer unlock(l.file)
 	end, err := l.end()
 	if err != nil {
 		return err

@@ -84,6 +84,36 @@ func TestChangeLogTogether(t *testing.T) {
 	}
 }
 
+// TestChangeLogMarkTogether: writers in several processes that know the same
+// alert write it once.
+func TestChangeLogMarkTogether(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "CHANGE.log")
+	var wrong strings.Builder
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			l := &changeLog{path: path}
+			defer l.close()
+			for n := range 25 {
+				mark := fmt.Sprintf(`"id":"t/%d"`, n)
+				if err := l.append(fmt.Appendf(nil, "{%s,%q:%d}", mark, "by", i), mark); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for n := range 25 {
+		if got := strings.Count(content(t, path), fmt.Sprintf(`"id":"t/%d"`, n)); got != 1 {
+			fmt.Fprintf(&wrong, "t/%d: %d lines, want 1\n", n, got)
+		}
+	}
+	if wrong.Len() > 0 {
+		t.Error(wrong.String())
+	}
+}
+
 // TestChangeLogBroken: what cannot be written is an error and counted, and the
 // next line is tried again. A directory stands for a disk that refuses, since
 // root may write what is read-only; a full disk is /dev/full.
