@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -135,9 +136,23 @@ func NewFake(t *testing.T, options ...Option) *Server {
 	t.Helper()
 	o := baseOptions(t, "fake", options)
 	o.DontListen = true
+	o.SyncInterval = 365 * 24 * time.Hour // a day passes within a second: the disk is not to be what it waits for
+	o.StoreDir = inMemory(t, o.StoreDir)
 	s := &Server{nodes: []*node{{opts: o}}, fake: true}
 	s.start(t)
 	return s
+}
+
+// inMemory is a directory that needs no disk, where the system has such;
+// otherwise dir.
+func inMemory(t *testing.T, dir string) string {
+	t.Helper()
+	mem, err := os.MkdirTemp("/dev/shm", "parley-test-")
+	if err != nil {
+		return dir
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(mem) })
+	return mem
 }
 
 // NewCluster starts n servers that form a cluster with a leader.
