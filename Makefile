@@ -91,6 +91,14 @@ bench: ## Run the benchmarks that match BENCH, then the benchmark program if the
 	[ -z "$$packages" ] || go test -run '^$$' -bench '$(BENCH)' -benchmem $$packages
 	@[ ! -d test/bench ] || go run ./test/bench
 
+.PHONY: bench-peers
+bench-peers: ## Do the same work with Parley, asynq on Redis and River on PostgreSQL
+	@command -v redis-server >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
+		{ [ "$$(id -u)" = 0 ] && apt-get install -y --no-install-recommends redis-server postgresql; } || \
+		{ echo "install redis-server and postgresql first (Debian's packages)" >&2; exit 1; }
+	cd test/peers && go build -trimpath -o $(CURDIR)/bin/peers .
+	go run ./test/bench -only peers -peers $(CURDIR)/bin/peers
+
 .PHONY: docs
 docs: ## Regenerate the generated documentation
 	go generate ./...

@@ -33,6 +33,8 @@ const (
 
 // spec tells a child process what to do.
 type spec struct {
+	Program string `json:"-"` // the child; absent: this program once more
+
 	Role     string  `json:"role"`
 	Profile  string  `json:"profile"`
 	Commit   string  `json:"commit"` // fleet: auto, direct or grouped
@@ -103,17 +105,21 @@ func run(ctx context.Context, s spec, wrapper ...string) (result, error) {
 	return r, nil
 }
 
-// child is this program once more, with its spec as argument.
+// child is this program once more, or another one, with its spec as argument.
 func child(ctx context.Context, s spec, wrapper ...string) (*exec.Cmd, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find myself: %w", err)
+	program := s.Program
+	if program == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("find myself: %w", err)
+		}
+		program = self
 	}
 	arg, err := json.Marshal(s)
 	if err != nil {
 		return nil, fmt.Errorf("encode spec: %w", err)
 	}
-	args := append(wrapper, self, "-child", string(arg))
+	args := append(wrapper, program, "-child", string(arg))
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stderr = os.Stderr
 	// A child of a killed parent would go on and disturb the next run.
