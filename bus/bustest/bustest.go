@@ -147,7 +147,7 @@ func NewFake(t *testing.T, options ...Option) *Server {
 // otherwise dir.
 func inMemory(t *testing.T, dir string) string {
 	t.Helper()
-	mem, err := os.MkdirTemp("/dev/shm", "parley-test-")
+	mem, err := os.MkdirTemp("/dev/shm", "parley-test-") //nolint:usetesting // that is on a disk
 	if err != nil {
 		return dir
 	}
