@@ -2,6 +2,9 @@ package router
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -61,6 +64,15 @@ func TestFailuresDoNotOutwaitTheRouter(t *testing.T) {
 		cancel()
 		<-taken
 	})
+}
+
+// The guide tells the pace.
+func TestThePaceOfFailuresIsTold(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile("../../docs/guide/escalation.md")
+	if want := fmt.Sprintf("takes in %d at once and then %d a second", failuresAtOnce, failuresPerSecond); err != nil || !strings.Contains(string(guide), want) {
+		t.Errorf("the guide does not say %q (%v)", want, err)
+	}
 }
 
 func TestIsFailure(t *testing.T) {
