@@ -197,6 +197,9 @@ func (r *service) call(e Endpoint, m Msg) (data []byte, err error) {
 			err = fmt.Errorf("endpoint panicked: %v", p)
 		}
 	}()
+	if err := r.b.admit(r.work, m, true); err != nil {
+		return nil, err
+	}
 	return e.Handle(r.work, m)
 }
 

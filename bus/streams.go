@@ -137,6 +137,13 @@ func sessionAssets(p Provisioning, size sizes) []asset {
 		{keepSize: keep, stream: bucket(subjects.BucketWorkers, "workers", "What workers remember together: keys, positions", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
+		{keepSize: keep, stream: bucket(subjects.BucketIdentities, "callout", "Who may connect and sign, with sealed keys", jetstream.StreamConfig{
+			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		})},
+		// Twice the window in which a signature counts, and a little.
+		{keepSize: keep, stream: bucket(subjects.BucketNonces, "workers", "Signatures that were used, until they count no longer", jetstream.StreamConfig{
+			MaxAge: 11 * time.Minute, AllowMsgTTL: true, MaxBytes: size.bucket,
+		})},
 		{keepSize: keep, stream: jetstream.StreamConfig{
 			Name:        subjects.StreamLog,
 			Description: "Log lines of workers, until the audit has taken them over",

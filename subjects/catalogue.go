@@ -31,8 +31,8 @@ const (
 	HeaderWriteID   = "Fleet-Write-Id"  // tells one's own write from another's
 	HeaderAgent     = "Fleet-Agent"     // who sends, for readers; the subject proves it
 	HeaderSession   = "Fleet-Session"   // the session it belongs to
-	HeaderTimestamp = "Fleet-Timestamp" // what the signature covers
-	HeaderSignature = "Fleet-Signature" // HMAC of agent, session and timestamp
+	HeaderTimestamp = "Fleet-Timestamp" // when it was signed
+	HeaderSignature = "Fleet-Signature" // see package subjects/identity
 	HeaderWriter    = "Fleet-Writer"    // the worker that wrote a record
 )
 
@@ -79,7 +79,7 @@ func Catalogue() []Entry {
 			Writer: "registry", Readers: "orchestrator, operator",
 			Description: "An instance went live, was lost, drains or was resumed.",
 		},
-	}, apiEntries()...), slices.Concat(taskEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), auditEntries())...)
+	}, apiEntries()...), slices.Concat(taskEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), auditEntries(), identityEntries())...)
 }
 
 // apiEntries are the endpoints of the micro service "fleet".
