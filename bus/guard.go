@@ -24,9 +24,9 @@ type Guard struct {
 	Stored func(m Msg) error
 }
 
-// Signer returns the headers that prove who sends data to subject; nil where
-// there is nothing to prove.
-type Signer func(subject string, data []byte) Header
+// Signer returns the headers that prove who sends data, with the headers h, to
+// subject; nil where there is nothing to prove.
+type Signer func(subject string, data []byte, h Header) Header
 
 // SetGuard has everything judged that comes in by Subscribe, Serve, Consume and
 // Tail from now on.
@@ -90,7 +90,7 @@ func (b *Bus) signed(m *nats.Msg) *nats.Msg {
 	if s == nil {
 		return m
 	}
-	proof := (*s)(m.Subject, m.Data)
+	proof := (*s)(m.Subject, m.Data, Header(m.Header))
 	if proof == nil {
 		return m
 	}

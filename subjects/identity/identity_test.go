@@ -322,7 +322,9 @@ func TestRecordAllows(t *testing.T) {
 		want   string // pointers
 	}{
 		"everything": {func(*identity.Record) {}, ""},
-		"named":      {func(r *identity.Record) { r.Capabilities, r.MCPServers, r.MaxTier = []string{"shell"}, []string{"github"}, "opus" }, ""},
+		"named": {func(r *identity.Record) {
+			r.Capabilities, r.MCPServers, r.MaxTier = []string{"shell"}, []string{"github"}, "opus"
+		}, ""},
 		"no tools":   {func(r *identity.Record) { r.Capabilities = []string{} }, "/capabilities/tools/0"},
 		"other MCP":  {func(r *identity.Record) { r.MCPServers = []string{"jira"} }, "/capabilities/mcp_servers/0"},
 		"low tier":   {func(r *identity.Record) { r.MaxTier = "sonnet" }, "/worker/model_tier"},

@@ -214,7 +214,7 @@ func (p *Proof) check() error {
 		return subjects.Errorf(subjects.CodeInvalidMessage, format, args...).At(pointer)
 	}
 	v1 := p.Form() == V1
-	if _, err := subjects.ParseAgentID(string(p.AgentID)); err != nil {
+	if !subjects.ValidToken(string(p.AgentID)) {
 		return subjects.Errorf(subjects.CodeInvalidID, "agent_id is no identifier").At("/agent_id")
 	}
 	if !v1 && !plainAgent.MatchString(string(p.AgentID)) {

@@ -1,0 +1,243 @@
+package callout
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/subjects/identity"
+)
+
+// tries is how often a change is tried while others change the same.
+const tries = 20
+
+func (w *Worker) service() bus.Service {
+	s := bus.Service{
+		Name: "callout", Version: w.cfg.Version, Queue: "callout", Description: "Keeps identities, and says who may connect",
+		Metadata: map[string]string{"kind": "callout"},
+	}
+	add := func(verb string, handle func(ctx context.Context, by subjects.AgentID, data []byte) (any, error)) {
+		pattern := subjects.APIPattern("identity", verb)
+		s.Endpoints = append(s.Endpoints, bus.Endpoint{
+			Name: "identity_" + verb, Subject: pattern,
+			Handle: func(ctx context.Context, m bus.Msg) ([]byte, error) {
+				vars, ok := subjects.Tokens(pattern, m.Subject)
+				if !ok || !slices.Contains(w.cfg.Operators, subjects.AgentID(vars[0])) {
+					return nil, subjects.Errorf(subjects.CodeForbidden, "only operators see and change identities")
+				}
+				reply, err := handle(ctx, subjects.AgentID(vars[0]), m.Data)
+				if err != nil {
+					return nil, err
+				}
+				return fleet.Encode(reply)
+			},
+		})
+	}
+	add("add", w.add)
+	add("list", w.list)
+	add("get", w.get)
+	add("rotate", w.rotate)
+	add("revoke", w.revoke)
+	return s
+}
+
+// change stores what f makes of a record, the zero one if there is none.
+func (w *Worker) change(ctx context.Context, id subjects.AgentID, f func(r *identity.Record, exists bool) error) (*identity.Record, error) {
+	key := recordKey + string(id)
+	for range tries {
+		var r identity.Record
+		e, err := w.ids.kv.Get(ctx, key)
+		exists := err == nil
+		switch {
+		case err != nil && !errors.Is(err, bus.ErrNotFound):
+			return nil, unavailable(err)
+		case exists:
+			old, derr := fleet.DecodeStored[identity.Record](e.Value)
+			if derr != nil {
+				return nil, derr
+			}
+			r = *old
+		}
+		if err := f(&r, exists); err != nil {
+			return nil, err
+		}
+		var rev uint64
+		if exists {
+			rev, err = w.ids.kv.Update(ctx, key, fleet.MustEncode(&r), e.Revision)
+		} else {
+			rev, err = w.ids.kv.Create(ctx, key, fleet.MustEncode(&r), 0)
+		}
+		switch {
+		case err == nil:
+			w.ids.take(bus.Entry{Key: key, Value: fleet.MustEncode(&r), Revision: rev})
+			return &r, nil
+		case !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists):
+			return nil, unavailable(err)
+		}
+	}
+	return nil, unavailable(bus.ErrConflict)
+}
+
+// tell tells log and audit what an operator did to an identity.
+func (w *Worker) tell(ctx context.Context, by subjects.AgentID, verb string, r *identity.Record) {
+	w.log.Info("identity changed", slog.String("agent_id", string(r.AgentID)), slog.String("verb", verb), slog.String("by", string(by)))
+	keys := make([]string, len(r.Keys))
+	for i := range r.Keys {
+		keys[i] = r.Keys[i].ID
+	}
+	w.ids.notes.Tell(ctx, "", by, handshake.EventIdentity, struct {
+		AgentID subjects.AgentID `json:"agent_id"`
+		Verb    string           `json:"verb"`
+		Role    string           `json:"role"`
+		Keys    []string         `json:"key_ids"`
+	}{r.AgentID, verb, r.Role, keys})
+}
+
+// key makes a key, of a secret that is there already or of a new one.
+func (w *Worker) key(id subjects.AgentID, secret []byte, now time.Time) (identity.Key, identity.Sealed) {
+	name := make([]byte, 4)
+	_, _ = rand.Read(name) // never fails
+	if secret == nil {
+		secret = make([]byte, identity.MinSecret)
+		_, _ = rand.Read(secret)
+	}
+	k := identity.Key{ID: "k" + hex.EncodeToString(name), Secret: secret}
+	return k, identity.Sealed{ID: k.ID, Secret: w.ids.seal.close(id, k.ID, secret), Created: now}
+}
+
+func (w *Worker) add(ctx context.Context, by subjects.AgentID, data []byte) (any, error) {
+	q, err := fleet.DecodeRequest[identity.Add](data)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now().UTC()
+	k, sealed := w.key(q.AgentID, q.Secret, now)
+	r, err := w.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+		switch {
+		case exists && !q.Update:
+			return subjects.Errorf(subjects.CodeIdempotencyConflict, "there is an identity %s already", q.AgentID).At("/agent_id").
+				WithRemedy("change what it may with --update, or its key with parley identity rotate")
+		case !exists && q.Update:
+			return noIdentity(q.AgentID)
+		case !exists:
+			r.AgentID, r.Created = q.AgentID, now
+			r.Add(sealed, 0)
+		}
+		r.Role, r.AgentType, r.Signatures, r.By = q.Role, q.AgentType, q.Signatures, by
+		r.AllowedHosts, r.Capabilities, r.MCPServers, r.MaxTier = q.AllowedHosts, q.Capabilities, q.MCPServers, q.MaxTier
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if q.Update {
+		w.tell(ctx, by, "update", r)
+		return &identity.Issued{Identity: r.View()}, nil
+	}
+	w.tell(ctx, by, "add", r)
+	return issued(r, k), nil
+}
+
+// issued shows a key, this once.
+func issued(r *identity.Record, k identity.Key) *identity.Issued {
+	text, _ := k.MarshalText()
+	return &identity.Issued{Identity: r.View(), Key: string(text)}
+}
+
+func noIdentity(id subjects.AgentID) error {
+	return subjects.Errorf(subjects.CodeNotFound, "there is no identity %s", id).At("/agent_id").
+		WithRemedy("parley identity ls shows all of them")
+}
+
+func (w *Worker) list(ctx context.Context, _ subjects.AgentID, data []byte) (any, error) {
+	if _, err := fleet.DecodeRequest[identity.List](data); err != nil {
+		return nil, err
+	}
+	entries, err := w.ids.kv.Entries(ctx, recordKey+"*")
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	reply := &identity.ListReply{Identities: []identity.View{}}
+	for _, e := range entries {
+		r, err := fleet.DecodeStored[identity.Record](e.Value)
+		if err != nil {
+			return nil, err
+		}
+		reply.Identities = append(reply.Identities, r.View())
+	}
+	slices.SortFunc(reply.Identities, func(a, b identity.View) int { return cmp.Compare(a.AgentID, b.AgentID) })
+	return reply, nil
+}
+
+func (w *Worker) get(ctx context.Context, _ subjects.AgentID, data []byte) (any, error) {
+	q, err := fleet.DecodeRequest[identity.Ref](data)
+	if err != nil {
+		return nil, err
+	}
+	e, err := w.ids.kv.Get(ctx, recordKey+string(q.AgentID))
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		return nil, noIdentity(q.AgentID)
+	case err != nil:
+		return nil, unavailable(err)
+	}
+	r, err := fleet.DecodeStored[identity.Record](e.Value)
+	if err != nil {
+		return nil, err
+	}
+	view := r.View()
+	return &view, nil
+}
+
+func (w *Worker) rotate(ctx context.Context, by subjects.AgentID, data []byte) (any, error) {
+	q, err := fleet.DecodeRequest[identity.Rotate](data)
+	if err != nil {
+		return nil, err
+	}
+	k, sealed := w.key(q.AgentID, q.Secret, time.Now().UTC())
+	r, err := w.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+		if !exists {
+			return noIdentity(q.AgentID)
+		}
+		r.Add(sealed, time.Duration(q.OverlapSeconds*float64(time.Second))) // none of those of a revoked one
+		r.Revoked, r.By = nil, by
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.tell(ctx, by, "rotate", r)
+	return issued(r, k), nil
+}
+
+func (w *Worker) revoke(ctx context.Context, by subjects.AgentID, data []byte) (any, error) {
+	q, err := fleet.DecodeRequest[identity.Revoke](data)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now().UTC()
+	r, err := w.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+		if !exists {
+			return noIdentity(q.AgentID)
+		}
+		if r.Revoked == nil {
+			r.Revoked = &identity.Revoked{At: now, By: by, Reason: q.Reason}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.tell(ctx, by, "revoke", r)
+	view := r.View()
+	return &view, nil
+}
