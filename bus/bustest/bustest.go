@@ -31,6 +31,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats-server/v2/server/ats"
+	"github.com/nats-io/nkeys"
 
 	"parley/bus"
 )
@@ -118,6 +119,54 @@ func Users(users ...User) Option {
 			o.Users = append(o.Users, su)
 		}
 	}
+}
+
+// AccountKey makes an account's key: its seed and its public half.
+func AccountKey(tb testing.TB) (seed, public string) {
+	tb.Helper()
+	pair, err := nkeys.CreateAccount()
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	s, err := pair.Seed()
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	if public, err = pair.PublicKey(); err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	return string(s), public
+}
+
+// Callout makes a server ask who may connect, except for users, who are let in
+// by their passwords. It believes whoever has issuer's seed, and encrypts for
+// xkey unless that is empty.
+func Callout(issuer, xkey string, users ...User) Option {
+	return func(o *server.Options) {
+		Users(users...)(o)
+		o.AuthCallout = &server.AuthCallout{Issuer: issuer, XKey: xkey, Account: "$G"}
+		for _, u := range users {
+			o.AuthCallout.AuthUsers = append(o.AuthCallout.AuthUsers, u.Name)
+		}
+		o.AuthTimeout = 5
+	}
+}
+
+// CurveKey makes a key to encrypt for: its seed and its public half.
+func CurveKey(tb testing.TB) (seed, public string) {
+	tb.Helper()
+	pair, err := nkeys.CreateCurveKeys()
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	s, err := pair.Seed()
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	if public, err = pair.PublicKey(); err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	return string(s), public
 }
 
 // New starts one server.
