@@ -91,6 +91,8 @@ type Bus struct {
 	guard  atomic.Pointer[Guard]
 	signer atomic.Pointer[Signer]
 
+	readers atomic.Uint64 // subscriptions that were made
+
 	mu     sync.Mutex
 	denied map[string]time.Time // guarded by mu; subjects whose publish was refused, and when
 }

@@ -281,7 +281,7 @@ func (r *consumeRun) call(m Msg) (err error) {
 			err = Never(fmt.Errorf("handler panicked: %v", p))
 		}
 	}()
-	if err := r.b.admit(r.work, m, true); err != nil {
+	if err := r.b.admit(r.work, m, Shared); err != nil {
 		if code := subjects.CodeOf(err); code == subjects.CodeUnavailable || code == subjects.CodeInternal {
 			return err
 		}

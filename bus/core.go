@@ -117,6 +117,7 @@ type Subscription struct {
 // messages, those of a group are judged and handled side by side, in any order.
 func (b *Bus) Subscribe(subject, queue string, fn func(Msg)) (*Subscription, error) {
 	var s *Subscription
+	reader := b.readers.Add(1)
 	made, slots := make(chan struct{}), make(chan struct{}, judging)
 	handle := func(nm *nats.Msg) {
 		m := fromNATS(b.nc, nm)
@@ -125,13 +126,13 @@ func (b *Bus) Subscribe(subject, queue string, fn func(Msg)) (*Subscription, err
 		case g == nil || g.Message == nil:
 			fn(m)
 		case queue == "":
-			b.guarded(m, false, fn)
+			b.guarded(m, reader, fn)
 		default:
 			<-made
 			slots <- struct{}{}
 			s.handlers.Go(func() {
 				defer func() { <-slots }()
-				b.guarded(m, true, fn)
+				b.guarded(m, Shared, fn)
 			})
 		}
 	}

@@ -16,13 +16,17 @@ import (
 // *subjects.Error is what the sender is answered. A nil function judges
 // nothing, and costs nothing.
 type Guard struct {
-	// Message judges requests, and messages as they come; shared says that one
+	// Message judges requests, and messages as they come. reader tells one
+	// subscription from another, all of which get the same; Shared says that one
 	// of several receivers got it, so that none of them sees all.
-	Message func(ctx context.Context, m Msg, shared bool) error
+	Message func(ctx context.Context, m Msg, reader uint64) error
 	// Stored judges messages of streams as they are read, repeats of what was
 	// read before among them.
 	Stored func(m Msg) error
 }
+
+// Shared is the reader of what goes to one of several receivers.
+const Shared uint64 = 0
 
 // Signer returns the headers that prove who sends data, with the headers h, to
 // subject; nil where there is nothing to prove.
@@ -46,14 +50,14 @@ const admitTry = 5 * time.Second
 const judging = 256
 
 // admit is what the guard says of a message; nil without one.
-func (b *Bus) admit(ctx context.Context, m Msg, shared bool) error {
+func (b *Bus) admit(ctx context.Context, m Msg, reader uint64) error {
 	g := b.guard.Load()
 	if g == nil || g.Message == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, admitTry)
 	defer cancel()
-	return g.Message(ctx, m, shared)
+	return g.Message(ctx, m, reader)
 }
 
 // admitStored is what the guard says of a stream's message.
@@ -65,8 +69,8 @@ func (b *Bus) admitStored(m Msg) error {
 }
 
 // guarded calls fn for what the guard admits, and answers what it does not.
-func (b *Bus) guarded(m Msg, shared bool, fn func(Msg)) {
-	err := b.admit(context.Background(), m, shared)
+func (b *Bus) guarded(m Msg, reader uint64, fn func(Msg)) {
+	err := b.admit(context.Background(), m, reader)
 	if err == nil {
 		fn(m)
 		return

@@ -197,7 +197,7 @@ func (r *service) call(e Endpoint, m Msg) (data []byte, err error) {
 			err = fmt.Errorf("endpoint panicked: %v", p)
 		}
 	}()
-	if err := r.b.admit(r.work, m, true); err != nil {
+	if err := r.b.admit(r.work, m, Shared); err != nil {
 		return nil, err
 	}
 	return e.Handle(r.work, m)

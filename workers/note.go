@@ -41,7 +41,7 @@ func NewNotes(b *bus.Bus, log *slog.Logger) *Notes {
 // Tell says what who did, in a session if id is not empty; data is an object.
 // It is stored when Tell returns, unless the log of the process says otherwise.
 func (n *Notes) Tell(ctx context.Context, id subjects.SessionID, who subjects.AgentID, event string, data any) {
-	if !subjects.ValidToken(string(who)) {
+	if _, err := subjects.ParseAgentID(string(who)); err != nil {
 		return // nobody
 	}
 	if data == nil {
@@ -64,12 +64,13 @@ type Refusal struct {
 	Unsaid  int64         `json:"unsaid,omitzero"` // further refusals, of anybody, that have no line
 }
 
-// Refuse says that who was refused, unless there are too many of these.
-func (n *Notes) Refuse(ctx context.Context, id subjects.SessionID, who subjects.AgentID, event string, r Refusal) {
+// Refuse says that who was refused; false when there are too many of these.
+func (n *Notes) Refuse(ctx context.Context, id subjects.SessionID, who subjects.AgentID, event string, r Refusal) bool {
 	if !n.refusals.Allow() {
 		n.unsaid.Add(1)
-		return
+		return false
 	}
 	r.Unsaid = n.unsaid.Swap(0)
 	n.Tell(ctx, id, who, event, r)
+	return true
 }

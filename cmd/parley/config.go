@@ -20,6 +20,7 @@ import (
 	policy "parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/workers/callout"
 	"parley/workers/escalation"
 	"parley/workers/webhooks"
 )
@@ -42,6 +43,9 @@ type config struct {
 	TLSFirst    bool   `envconfig:"PARLEY_TLSFIRST" json:"tlsfirst" flag:"tlsfirst" desc:"begin with TLS before the server says anything"`
 	InboxPrefix string `envconfig:"PARLEY_INBOX_PREFIX" nats:"NATS_INBOX_PREFIX" json:"inbox_prefix" flag:"inbox-prefix" desc:"subject prefix of replies"`
 	Timeout     span   `envconfig:"PARLEY_TIMEOUT" json:"timeout" flag:"timeout" desc:"how long to wait for a connection and for a reply"`
+
+	Identity    string `envconfig:"PARLEY_IDENTITY" json:"identity" flag:"identity" desc:"file with your identity, of parley identity add: you connect by it, and what you send is signed"`
+	IdentityKey string `envconfig:"PARLEY_IDENTITY_KEY" json:"identity_key" flag:"identity-key" desc:"its key alone, instead of a file; better set in the environment than as a flag"`
 
 	As        string `envconfig:"PARLEY_AS" json:"as" flag:"as" desc:"who you are; operator sees all tasks, others their own"`
 	Output    string `envconfig:"PARLEY_OUTPUT" json:"output" flag:"output" short:"o" desc:"table, wide, json or jsonl"`
@@ -78,6 +82,14 @@ type config struct {
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
 	Grace         span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
+	RequireSignatures bool   `envconfig:"PARLEY_REQUIRE_SIGNATURES" json:"require_signatures" flag:"require-signatures" desc:"take only messages that are signed; the same for all workers of a fleet"`
+	RequireIdentity   bool   `envconfig:"PARLEY_REQUIRE_IDENTITY" json:"require_identity" flag:"require-identity" desc:"take announces only of agents that have an identity; the same for all workers of a fleet"`
+	SealKey           string `envconfig:"PARLEY_SEAL_KEY" json:"seal_key" flag:"seal-key" desc:"what seals the secrets of identities, 32 characters or more, the same for all workers of a fleet; made and kept in the fleet where it is empty"`
+	CalloutIssuer     string `envconfig:"PARLEY_CALLOUT_ISSUER" json:"callout_issuer" flag:"callout-issuer" desc:"seed of the account key that the servers' auth_callout names as issuer; empty: no server asks"`
+	CalloutXKey       string `envconfig:"PARLEY_CALLOUT_XKEY" json:"callout_xkey" flag:"callout-xkey" desc:"seed of the curve key that their auth_callout names as xkey; empty for none"`
+	CalloutAccount    string `envconfig:"PARLEY_CALLOUT_ACCOUNT" json:"callout_account" flag:"callout-account" desc:"account of the servers that identities are let into; empty where there are no accounts"`
+	CalloutTTL        span   `envconfig:"PARLEY_CALLOUT_TTL" json:"callout_ttl" flag:"callout-ttl" desc:"how long a connection lasts before it must prove itself anew"`
+
 	WebhooksFile   string   `envconfig:"PARLEY_WEBHOOKS_FILE" json:"webhooks_file" flag:"webhooks-file" desc:"file that names webhook endpoints"`
 	WebhookURL     string   `envconfig:"PARLEY_WEBHOOK_URL" json:"webhook_url" flag:"webhook-url" desc:"address of the webhook endpoint human, where people are called"`
 	WebhookSecret  string   `envconfig:"PARLEY_WEBHOOK_SECRET" json:"webhook_secret" flag:"webhook-secret" desc:"what it is signed with, whsec_…; better set in the environment than as a flag"`
@@ -108,6 +120,7 @@ type config struct {
 
 	Host     string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
 	Port     int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
+	Callout  bool   `envconfig:"PARLEY_CALLOUT" json:"callout" flag:"callout" desc:"the embedded broker lets in who proves an identity of the fleet, and nobody else"`
 	Insecure bool   `envconfig:"PARLEY_INSECURE" json:"insecure" flag:"insecure" desc:"let other machines reach the embedded broker, which asks nobody who they are"`
 	Data     string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
 	Sync     string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since; parley serve wants to know what its servers do"`
@@ -127,7 +140,8 @@ func defaultConfig(getenv func(string) string) *config {
 		AlertNext: span(chain.CallNext), AckTimeout: span(chain.AckTimeout),
 		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
-		HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
+		CalloutTTL: span(callout.DefaultTTL),
+		HTTP:       "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
@@ -211,6 +225,9 @@ func (c *config) check() error {
 	if c.WebhookRetries < 1 || c.WebhookBase <= 0 || c.WebhookTimeout <= 0 {
 		return usage("--webhook-retries %d, --webhook-base %s, --webhook-timeout %s: expected more than nothing",
 			c.WebhookRetries, &c.WebhookBase, &c.WebhookTimeout)
+	}
+	if c.CalloutTTL < span(time.Second) {
+		return usage("--callout-ttl %s: expected one second or more", &c.CalloutTTL)
 	}
 	for _, id := range append([]string{c.As}, c.Operators...) {
 		if _, err := subjects.ParseAgentID(id); err != nil {

@@ -14,7 +14,7 @@ import (
 var (
 	connectionFlags = []string{
 		"server", "context", "creds", "nkey", "user", "password", "token",
-		"tlsca", "tlscert", "tlskey", "tlsfirst", "inbox-prefix", "timeout",
+		"tlsca", "tlscert", "tlskey", "tlsfirst", "inbox-prefix", "timeout", "identity", "identity-key",
 	}
 	workerFlags = []string{
 		"workers", "operators", "max-queued", "keep-ended", "max-store", "max-output", "audit-keep", "http", "grace",
@@ -24,10 +24,14 @@ var (
 		"a2a-open", "a2a-origins", "a2a-rate", "a2a-push-endpoint", "a2a-key",
 		"max-retries", "on-blocked", "escalate", "alert-repeat", "give-up-after", "alert-contacts", "alert-next", "ack-timeout",
 		"group-by", "group-wait", "group-interval", "change-log", "public-url", "link-key", "link-ttl", "heartbeat-to", "heartbeat-each",
+		"require-signatures", "require-identity", "seal-key", "callout-issuer", "callout-xkey", "callout-account", "callout-ttl",
 		"run-output", "mesh-hops", "mesh-pair-rate", "mesh-agent-rate",
 	}
-	secretFlags = []string{"password", "token", "session-token", "webhook-url", "webhook-secret", "webhook-header", "link-key"}
-	brokerFlags = []string{"host", "port", "insecure", "data", "sync"}
+	secretFlags = []string{
+		"password", "token", "session-token", "webhook-url", "webhook-secret", "webhook-header", "link-key",
+		"identity-key", "seal-key", "callout-issuer", "callout-xkey",
+	}
+	brokerFlags = []string{"host", "port", "callout", "insecure", "data", "sync"}
 )
 
 // setting is one field of config.

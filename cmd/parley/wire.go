@@ -14,6 +14,7 @@ import (
 	"parley/subjects/handshake"
 	"parley/workers"
 	"parley/workers/audit"
+	"parley/workers/callout"
 	"parley/workers/escalation"
 	"parley/workers/mesh"
 	"parley/workers/registry"
@@ -25,7 +26,7 @@ import (
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "gateway"}
+	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "gateway"}
 }
 
 // worker makes the worker called name; its pages, if it has any, go to h.
@@ -63,6 +64,16 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "audit":
 		w, err := audit.New(audit.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "callout":
+		c := a.conf
+		w, err := callout.New(callout.Config{
+			Bus: b, Identities: a.identities, Operators: a.operators(), Issuer: c.CalloutIssuer, XKey: c.CalloutXKey,
+			Account: c.CalloutAccount, TTL: time.Duration(c.CalloutTTL), Version: semver(), Log: log,
+		})
 		if err != nil {
 			return workers.Worker{}, err
 		}
@@ -134,6 +145,15 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 		return err
 	}
 	defer h.close()
+	a.identities, err = callout.Open(ctx, b, callout.Terms{
+		SealKey: a.conf.SealKey, Signed: a.conf.RequireSignatures, Strict: a.conf.RequireIdentity,
+	}, log)
+	if err != nil {
+		return failed("%w", err)
+	}
+	if err = a.firstOperator(ctx); err != nil {
+		return err
+	}
 	all, err := a.workers(b, log, h)
 	if err != nil {
 		return err
@@ -143,6 +163,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 		h.checks.workers = all
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
 	}
+	all = append([]workers.Worker{{Name: "identities", Run: a.identities.Run}}, all...)
 	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
 		if a.getenv("GOGC") == "" && a.getenv("GOMEMLIMIT") == "" {
 			workers.TuneMemory(ctx)

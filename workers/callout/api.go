@@ -3,22 +3,15 @@ package callout
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
-	"log/slog"
 	"slices"
 	"time"
 
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
-	"parley/subjects/handshake"
 	"parley/subjects/identity"
 )
-
-// tries is how often a change is tried while others change the same.
-const tries = 20
 
 func (w *Worker) service() bus.Service {
 	s := bus.Service{
@@ -50,78 +43,14 @@ func (w *Worker) service() bus.Service {
 	return s
 }
 
-// change stores what f makes of a record, the zero one if there is none.
-func (w *Worker) change(ctx context.Context, id subjects.AgentID, f func(r *identity.Record, exists bool) error) (*identity.Record, error) {
-	key := recordKey + string(id)
-	for range tries {
-		var r identity.Record
-		e, err := w.ids.kv.Get(ctx, key)
-		exists := err == nil
-		switch {
-		case err != nil && !errors.Is(err, bus.ErrNotFound):
-			return nil, unavailable(err)
-		case exists:
-			old, derr := fleet.DecodeStored[identity.Record](e.Value)
-			if derr != nil {
-				return nil, derr
-			}
-			r = *old
-		}
-		if err := f(&r, exists); err != nil {
-			return nil, err
-		}
-		var rev uint64
-		if exists {
-			rev, err = w.ids.kv.Update(ctx, key, fleet.MustEncode(&r), e.Revision)
-		} else {
-			rev, err = w.ids.kv.Create(ctx, key, fleet.MustEncode(&r), 0)
-		}
-		switch {
-		case err == nil:
-			w.ids.take(bus.Entry{Key: key, Value: fleet.MustEncode(&r), Revision: rev})
-			return &r, nil
-		case !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists):
-			return nil, unavailable(err)
-		}
-	}
-	return nil, unavailable(bus.ErrConflict)
-}
-
-// tell tells log and audit what an operator did to an identity.
-func (w *Worker) tell(ctx context.Context, by subjects.AgentID, verb string, r *identity.Record) {
-	w.log.Info("identity changed", slog.String("agent_id", string(r.AgentID)), slog.String("verb", verb), slog.String("by", string(by)))
-	keys := make([]string, len(r.Keys))
-	for i := range r.Keys {
-		keys[i] = r.Keys[i].ID
-	}
-	w.ids.notes.Tell(ctx, "", by, handshake.EventIdentity, struct {
-		AgentID subjects.AgentID `json:"agent_id"`
-		Verb    string           `json:"verb"`
-		Role    string           `json:"role"`
-		Keys    []string         `json:"key_ids"`
-	}{r.AgentID, verb, r.Role, keys})
-}
-
-// key makes a key, of a secret that is there already or of a new one.
-func (w *Worker) key(id subjects.AgentID, secret []byte, now time.Time) (identity.Key, identity.Sealed) {
-	name := make([]byte, 4)
-	_, _ = rand.Read(name) // never fails
-	if secret == nil {
-		secret = make([]byte, identity.MinSecret)
-		_, _ = rand.Read(secret)
-	}
-	k := identity.Key{ID: "k" + hex.EncodeToString(name), Secret: secret}
-	return k, identity.Sealed{ID: k.ID, Secret: w.ids.seal.close(id, k.ID, secret), Created: now}
-}
-
 func (w *Worker) add(ctx context.Context, by subjects.AgentID, data []byte) (any, error) {
 	q, err := fleet.DecodeRequest[identity.Add](data)
 	if err != nil {
 		return nil, err
 	}
 	now := time.Now().UTC()
-	k, sealed := w.key(q.AgentID, q.Secret, now)
-	r, err := w.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+	k, sealed := w.ids.key(q.AgentID, q.Secret, now)
+	r, err := w.ids.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
 		switch {
 		case exists && !q.Update:
 			return subjects.Errorf(subjects.CodeIdempotencyConflict, "there is an identity %s already", q.AgentID).At("/agent_id").
@@ -140,10 +69,10 @@ func (w *Worker) add(ctx context.Context, by subjects.AgentID, data []byte) (any
 		return nil, err
 	}
 	if q.Update {
-		w.tell(ctx, by, "update", r)
+		w.ids.changed(ctx, by, "update", r)
 		return &identity.Issued{Identity: r.View()}, nil
 	}
-	w.tell(ctx, by, "add", r)
+	w.ids.changed(ctx, by, "add", r)
 	return issued(r, k), nil
 }
 
@@ -203,8 +132,8 @@ func (w *Worker) rotate(ctx context.Context, by subjects.AgentID, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-	k, sealed := w.key(q.AgentID, q.Secret, time.Now().UTC())
-	r, err := w.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+	k, sealed := w.ids.key(q.AgentID, q.Secret, time.Now().UTC())
+	r, err := w.ids.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
 		if !exists {
 			return noIdentity(q.AgentID)
 		}
@@ -215,7 +144,7 @@ func (w *Worker) rotate(ctx context.Context, by subjects.AgentID, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-	w.tell(ctx, by, "rotate", r)
+	w.ids.changed(ctx, by, "rotate", r)
 	return issued(r, k), nil
 }
 
@@ -225,7 +154,7 @@ func (w *Worker) revoke(ctx context.Context, by subjects.AgentID, data []byte) (
 		return nil, err
 	}
 	now := time.Now().UTC()
-	r, err := w.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+	r, err := w.ids.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
 		if !exists {
 			return noIdentity(q.AgentID)
 		}
@@ -237,7 +166,7 @@ func (w *Worker) revoke(ctx context.Context, by subjects.AgentID, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-	w.tell(ctx, by, "revoke", r)
+	w.ids.changed(ctx, by, "revoke", r)
 	view := r.View()
 	return &view, nil
 }

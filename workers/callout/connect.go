@@ -39,16 +39,16 @@ func (w *Worker) decide(ctx context.Context, r callout.Request) (callout.Grant, 
 
 // refuse tells log and audit, and what the server logs: the code alone.
 func (w *Worker) refuse(ctx context.Context, who subjects.AgentID, r callout.Request, err error) error {
-	code := subjects.CodeOf(err)
-	if !subjects.ValidToken(string(who)) {
-		who = "unknown"
+	code, level, answer := subjects.CodeOf(err), slog.LevelWarn, callout.ErrSilent
+	if code != subjects.CodeUnavailable && code != subjects.CodeInternal {
+		answer = subjects.Errorf(code, "the connection is refused")
+		told := workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Host: r.Host}
+		if !w.ids.notes.Refuse(ctx, "", orUnknown(who), handshake.EventAuthRefused, told) {
+			level = slog.LevelDebug // there are too many of these
+		}
 	}
-	w.log.Warn("connection refused", slog.String("agent_id", string(who)), slog.String("host", r.Host), slog.String("code", string(code)), slog.Any("error", err))
-	if code == subjects.CodeUnavailable || code == subjects.CodeInternal {
-		return callout.ErrSilent
-	}
-	w.ids.notes.Refuse(ctx, "", who, handshake.EventAuthRefused, workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Host: r.Host})
-	return subjects.Errorf(code, "the connection is refused")
+	w.log.Log(ctx, level, "connection refused", slog.String("agent_id", string(orUnknown(who))), slog.String("host", r.Host), slog.String("code", string(code)), slog.Any("error", err))
+	return answer
 }
 
 // proofOf reads the proof that a connection carries as its password or token.

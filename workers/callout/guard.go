@@ -39,12 +39,12 @@ func Signer(only subjects.AgentID, key identity.Key) bus.Signer {
 func (i *Identities) guard() bus.Guard {
 	g := bus.Guard{Stored: i.stored}
 	if i.terms.Signed {
-		g.Message = func(ctx context.Context, m bus.Msg, shared bool) error {
+		g.Message = func(ctx context.Context, m bus.Msg, reader uint64) error {
 			author, ok := subjects.Author(m.Subject)
 			if !ok {
 				return nil
 			}
-			return i.tell(ctx, author, m.Subject, i.message(ctx, author, m, shared))
+			return i.tell(ctx, author, m.Subject, i.message(ctx, author, m, reader))
 		}
 	}
 	return g
@@ -63,13 +63,25 @@ func (i *Identities) stored(m bus.Msg) error {
 	defer cancel()
 	var err error
 	if i.terms.Signed {
-		err = i.message(ctx, author, m, false)
+		err = i.message(ctx, author, m, ofStream)
 	}
 	if err == nil && m.Stream == subjects.StreamAnnounce {
 		err = i.announce(author, m)
 	}
 	return i.tell(ctx, author, m.Subject, err)
 }
+
+// orUnknown is who as the audit can name it.
+func orUnknown(who subjects.AgentID) subjects.AgentID {
+	if _, err := subjects.ParseAgentID(string(who)); err != nil {
+		return "unknown"
+	}
+	return who
+}
+
+// ofStream is the reader of what a stream gives: there, a place tells one
+// message from another.
+const ofStream = ^bus.Shared
 
 // storeTry bounds what is asked of the store for one message.
 const storeTry = 5 * time.Second
@@ -96,16 +108,19 @@ func (i *Identities) tell(ctx context.Context, who subjects.AgentID, subject str
 	if err == nil {
 		return nil
 	}
-	code := subjects.CodeOf(err)
-	i.log.Warn("message refused", slog.String("agent_id", string(who)), slog.String("subject", subject), slog.String("code", string(code)), slog.Any("error", err))
+	code, level := subjects.CodeOf(err), slog.LevelWarn
 	if code != subjects.CodeUnavailable && code != subjects.CodeInternal {
-		i.notes.Refuse(ctx, "", who, handshake.EventAuthRefused, workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Subject: subject})
+		r := workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Subject: subject}
+		if !i.notes.Refuse(ctx, "", orUnknown(who), handshake.EventAuthRefused, r) {
+			level = slog.LevelDebug // there are too many of these
+		}
 	}
+	i.log.Log(ctx, level, "message refused", slog.String("agent_id", string(who)), slog.String("subject", subject), slog.String("code", string(code)), slog.Any("error", err))
 	return err
 }
 
 // message judges the signature of a message.
-func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus.Msg, shared bool) error {
+func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus.Msg, reader uint64) error {
 	p := identity.Proof{
 		AgentID: subjects.AgentID(m.Header.Get(subjects.HeaderAgent)), SessionID: subjects.SessionID(m.Header.Get(subjects.HeaderSession)),
 		Timestamp: m.Header.Get(subjects.HeaderTimestamp), Nonce: m.Header.Get(subjects.HeaderNonce), Signature: m.Header.Get(subjects.HeaderSignature),
@@ -137,7 +152,7 @@ func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus
 	if err := identity.Verify(terms, &p, m.Subject, m.Data); err != nil {
 		return err
 	}
-	if err := i.first(ctx, &p, m, at, shared); err != nil {
+	if err := i.first(ctx, &p, m, at, reader); err != nil {
 		return err
 	}
 	if p.Form() == identity.V1 && !byWorker {
@@ -149,7 +164,7 @@ func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus
 // first refuses a message that came before. What a stream gives again is the
 // same message; so is what comes twice in the form v0, which does not tell two
 // messages of one second apart, as long as it says the same.
-func (i *Identities) first(ctx context.Context, p *identity.Proof, m bus.Msg, at time.Time, shared bool) error {
+func (i *Identities) first(ctx context.Context, p *identity.Proof, m bus.Msg, at time.Time, reader uint64) error {
 	once, what, repeats := p.Once(), "message", false
 	switch {
 	case p.Form() == identity.V0:
@@ -157,11 +172,15 @@ func (i *Identities) first(ctx context.Context, p *identity.Proof, m bus.Msg, at
 	case m.Stream != "":
 		what, repeats = m.Stream+" "+strconv.FormatUint(m.Seq, 10), true
 	}
-	before, again := i.once.note(m.Stream, once, what, at)
-	if !again && shared {
+	place := m.Stream
+	if m.Stream == "" {
+		place = strconv.FormatUint(reader, 10)
+	}
+	before, again := i.once.note(place, once, what, at)
+	if !again && reader == bus.Shared {
 		var err error
 		if before, again, err = i.useOnce(ctx, once, what); err != nil {
-			i.once.forget(m.Stream, once)
+			i.once.forget(place, once)
 			return err
 		}
 	}

@@ -324,3 +324,46 @@ func TestAnnounces(t *testing.T) {
 		})
 	}
 }
+
+// A heartbeat goes to several workers of one process: each gets it once, and
+// none a second time.
+func TestSignedHeartbeats(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 1)
+	f.learn(t, 1)
+	b := f.server.Connect(t)
+	open(t, b, callout.Terms{Signed: true})
+	heard := [2]chan string{make(chan string, 10), make(chan string, 10)}
+	for i := range heard {
+		sub, err := b.Subscribe(subjects.HeartbeatPattern, "", func(m bus.Msg) { heard[i] <- string(m.Data) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = sub.Unsubscribe() })
+	}
+	if err := b.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	subject := subjects.Heartbeat("bot", "main")
+	first := f.signed(subject, []byte("one"), time.Now())
+	for _, m := range []struct {
+		body string
+		h    bus.Header
+	}{{"one", first}, {"one", first}, {"unsigned", nil}, {"two", f.signed(subject, []byte("two"), time.Now())}} {
+		if err := f.client.Publish(subject, []byte(m.body), m.h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range heard {
+		for _, want := range []string{"one", "two"} {
+			select {
+			case got := <-heard[i]:
+				if got != want {
+					t.Errorf("subscription %d heard %q, want %q", i, got, want)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("subscription %d did not hear %q", i, want)
+			}
+		}
+	}
+}

@@ -10,17 +10,14 @@ import (
 
 // note tells the audit what no record tells.
 func (w *Worker) note(ctx context.Context, id subjects.SessionID, who subjects.AgentID, event string, data any) {
-	if _, err := subjects.ParseAgentID(string(who)); err == nil {
-		w.notes.Tell(ctx, id, who, event, data)
-	}
+	w.notes.Tell(ctx, id, who, event, data)
 }
 
 // refuse tells the audit that somebody may not use a session, and returns what
 // they hear.
 func (w *Worker) refuse(ctx context.Context, id subjects.SessionID, who subjects.AgentID, err error) error {
 	code := subjects.CodeOf(err)
-	_, idErr := subjects.ParseAgentID(string(who))
-	if code != subjects.CodeUnavailable && code != subjects.CodeInternal && idErr == nil {
+	if code != subjects.CodeUnavailable && code != subjects.CodeInternal {
 		w.notes.Refuse(ctx, id, who, handshake.EventRefused, workers.Refusal{Code: code})
 	}
 	return err
