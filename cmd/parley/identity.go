@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/handshake"
 	"parley/subjects/identity"
@@ -135,7 +134,7 @@ who is there already: what is not given is not limited any more.`,
 		if q.Secret, err = existingSecret(n.existing); err != nil {
 			return err
 		}
-		return a.issue(ctx, c, "add", q, q.AgentID, n.file, !q.Update)
+		return a.issue(ctx, c, issuing{"add", q, q.AgentID, n.file, !q.Update})
 	})
 	n.bind(cmd.Flags())
 	complete(cmd, "role", subjects.RoleAgent, subjects.RoleOrchestrator, subjects.RoleOperator)
@@ -143,8 +142,18 @@ who is there already: what is not given is not limited any more.`,
 	return cmd
 }
 
-// issue makes a call that gives a key, and keeps that in a file.
-func (a *app) issue(ctx context.Context, c *client, verb string, q any, id subjects.AgentID, file string, gives bool) error {
+// issuing is a call that may give a key.
+type issuing struct {
+	verb  string
+	req   any
+	id    subjects.AgentID
+	file  string
+	gives bool
+}
+
+// issue makes a call that may give a key, and keeps that in a file.
+func (a *app) issue(ctx context.Context, c *client, i issuing) error {
+	id, file, gives := i.id, i.file, i.gives
 	write, drop := func(subjects.AgentID, string) error { return nil }, func() {}
 	if file == "" {
 		file = string(id) + ".identity.json"
@@ -155,7 +164,7 @@ func (a *app) issue(ctx context.Context, c *client, verb string, q any, id subje
 			return err
 		}
 	}
-	r, err := call[identity.Issued](ctx, c, "identity", verb, q)
+	r, err := call[identity.Issued](ctx, c, "identity", i.verb, i.req)
 	if err != nil {
 		drop()
 		return err
@@ -271,7 +280,7 @@ func (a *app) identityRotate() *cobra.Command {
 			return err
 		}
 		q := &identity.Rotate{AgentID: subjects.AgentID(args[0]), OverlapSeconds: overlap.Seconds(), Secret: secret}
-		return a.issue(ctx, c, "rotate", q, q.AgentID, file, true)
+		return a.issue(ctx, c, issuing{"rotate", q, q.AgentID, file, true})
 	})
 	cmd.Flags().DurationVar(&overlap, "overlap", time.Hour, "how long the old key counts")
 	cmd.Flags().StringVar(&file, "file", "", "where to write identity and key, for its owner only; it must be new (default ID.identity.json)")
@@ -356,7 +365,7 @@ func (a *app) identitySign() *cobra.Command {
 				return a.printValue(h)
 			}
 			for _, name := range []string{subjects.HeaderAgent, subjects.HeaderTimestamp, subjects.HeaderNonce, subjects.HeaderSignature} {
-				a.print(name + ":" + bus.Header(h).Get(name))
+				a.print(name + ":" + h.Get(name))
 			}
 			return nil
 		},

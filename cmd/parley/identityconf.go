@@ -141,11 +141,7 @@ func (a *app) firstOperator(ctx context.Context) error {
 		drop()
 		return failed("give the operator an identity: %w", err)
 	}
-	text, err := key.MarshalText()
-	if err == nil {
-		err = write(id, string(text))
-	}
-	if err != nil {
+	if err := write(id, key.Word()); err != nil {
 		drop()
 		return failed("%w", err)
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
-	"log/slog"
 	"regexp"
 	"strconv"
 	"strings"
@@ -54,16 +53,14 @@ func (k Key) String() string { return k.ID }
 // GoString names the key.
 func (k Key) GoString() string { return "identity.Key(" + k.ID + ")" }
 
-// LogValue names the key.
-func (k Key) LogValue() slog.Value { return slog.StringValue(k.ID) }
+// MarshalText names the key, in logs and wherever else it is written.
+func (k Key) MarshalText() ([]byte, error) { return []byte(k.ID), nil }
 
-// MarshalText writes a key as one word, <id>.<base64url of the secret>, for
-// files and variables that are its owner's alone.
-func (k Key) MarshalText() ([]byte, error) {
-	return []byte(k.ID + "." + base64.RawURLEncoding.EncodeToString(k.Secret)), nil
-}
+// Word is the key with its secret, <id>.<base64url of the secret>, for files and
+// variables that are its owner's alone.
+func (k Key) Word() string { return k.ID + "." + base64.RawURLEncoding.EncodeToString(k.Secret) }
 
-// ParseKey reads what MarshalText writes. Its error never shows the secret.
+// ParseKey reads a Word. Its error never shows the secret.
 func ParseKey(text string) (Key, error) {
 	id, secret, _ := strings.Cut(strings.TrimSpace(text), ".")
 	b, err := base64.RawURLEncoding.DecodeString(secret)
@@ -210,8 +207,8 @@ func (p *Proof) time() (time.Time, error) {
 
 // check holds p to the strict forms, in which no two proofs run together.
 func (p *Proof) check() error {
-	bad := func(pointer, format string, args ...any) error {
-		return subjects.Errorf(subjects.CodeInvalidMessage, format, args...).At(pointer)
+	bad := func(pointer, expected string) error {
+		return subjects.Errorf(subjects.CodeInvalidMessage, "%s", expected).At(pointer)
 	}
 	v1 := p.Form() == V1
 	if !subjects.ValidToken(string(p.AgentID)) {

@@ -84,7 +84,7 @@ func TestCallout(t *testing.T) {
 	s.must(operator, "identity", "add", "bot", "--host", "127.0.0.1", "--max-tier", "sonnet")
 	s.must(operator, "identity", "add", "boss", "--role", "orchestrator")
 	bot, boss := filepath.Join(dir, "bot.identity.json"), filepath.Join(dir, "boss.identity.json")
-	if err := os.Chmod(boss, 0o644); err != nil { //nolint:gosec // that is the point
+	if err := os.Chmod(boss, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := s.cli(boss, "task", "ls"); err == nil || !strings.Contains(out, "chmod 600") {

@@ -78,8 +78,7 @@ func (w *Worker) add(ctx context.Context, by subjects.AgentID, data []byte) (any
 
 // issued shows a key, this once.
 func issued(r *identity.Record, k identity.Key) *identity.Issued {
-	text, _ := k.MarshalText()
-	return &identity.Issued{Identity: r.View(), Key: string(text)}
+	return &identity.Issued{Identity: r.View(), Key: k.Word()}
 }
 
 func noIdentity(id subjects.AgentID) error {

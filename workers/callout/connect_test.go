@@ -13,6 +13,7 @@ import (
 	"parley/bus"
 	"parley/bus/bustest"
 	"parley/subjects"
+	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 	"parley/subjects/identity"
 	"parley/workers/callout"
@@ -47,15 +48,7 @@ func TestConnect(t *testing.T) {
 	if _, err := w.dialWith(t, "", prove("bot", k, time.Now()).Password()); err != nil {
 		t.Errorf("as a token: %v", err)
 	}
-	text, err := json.Marshal(map[string]string{"agent_id": "bot", "timestamp": identity.Timestamp(time.Now()), "nonce": "abcdefghijklmnopqrst"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, _ := identity.ParsePassword(prove("bot", k, time.Now()).Password())
-	if text, err = json.Marshal(p); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.dialWith(t, "bot", string(text)); err != nil {
+	if _, err := w.dialWith(t, "bot", string(fleet.MustEncode(prove("bot", k, time.Now())))); err != nil {
 		t.Errorf("as JSON: %v", err)
 	}
 	if _, err := w.dialWith(t, "eve", prove("bot", k, time.Now()).Password()); !errors.Is(err, bus.ErrDenied) {
@@ -86,27 +79,39 @@ func TestConnectRefusals(t *testing.T) {
 	good := func(id subjects.AgentID) *identity.Proof { return prove(id, key[id], now) }
 
 	t.Run("bad signature", func(t *testing.T) {
+		t.Parallel()
 		w.refused(t, prove("bot", identity.Key{ID: key["bot"].ID, Secret: make([]byte, 32)}, now), subjects.CodeAuthFailed)
 	})
-	t.Run("unknown", func(t *testing.T) { w.refused(t, prove("eve", key["bot"], now), subjects.CodeAuthFailed) })
-	t.Run("another's key", func(t *testing.T) { w.refused(t, prove("plain", key["bot"], now), subjects.CodeAuthFailed) })
+	t.Run("unknown", func(t *testing.T) {
+		t.Parallel()
+		w.refused(t, prove("eve", key["bot"], now), subjects.CodeAuthFailed)
+	})
+	t.Run("another's key", func(t *testing.T) {
+		t.Parallel()
+		w.refused(t, prove("mac", key["bot"], now), subjects.CodeAuthFailed)
+	})
 	t.Run("old", func(t *testing.T) {
+		t.Parallel()
 		w.refused(t, prove("bot", key["bot"], now.Add(-identity.Window-10*time.Second)), subjects.CodeAuthFailed)
 	})
 	t.Run("early", func(t *testing.T) {
+		t.Parallel()
 		w.refused(t, prove("bot", key["bot"], now.Add(identity.Window+time.Minute)), subjects.CodeAuthFailed)
 	})
 	t.Run("nearly old", func(t *testing.T) {
+		t.Parallel()
 		if _, err := w.dial(t, prove("bot", key["bot"], now.Add(-identity.Window+2*time.Minute))); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("for a message", func(t *testing.T) {
+		t.Parallel()
 		p := good("bot")
 		p.Sign(key["bot"], subjects.Dispatch("bot"), nil)
 		w.refused(t, p, subjects.CodeAuthFailed)
 	})
 	t.Run("replayed", func(t *testing.T) {
+		t.Parallel()
 		p := good("bot")
 		if _, err := w.dial(t, p); err != nil {
 			t.Fatal(err)
@@ -114,6 +119,7 @@ func TestConnectRefusals(t *testing.T) {
 		w.refused(t, p, subjects.CodeAuthFailed)
 	})
 	t.Run("hosts", func(t *testing.T) {
+		t.Parallel()
 		for _, id := range []subjects.AgentID{"here", "mac"} {
 			if _, err := w.dial(t, good(id)); err != nil {
 				t.Errorf("%s: %v", id, err)
@@ -123,6 +129,7 @@ func TestConnectRefusals(t *testing.T) {
 		w.refused(t, good("nohost"), subjects.CodeHostNotAllowed)
 	})
 	t.Run("claims", func(t *testing.T) {
+		t.Parallel()
 		p := good("able")
 		p.Capabilities = []string{"shell", "root"}
 		w.refused(t, p, subjects.CodeForbidden)
@@ -133,11 +140,13 @@ func TestConnectRefusals(t *testing.T) {
 		}
 	})
 	t.Run("v0 by default", func(t *testing.T) {
+		t.Parallel()
 		p := &identity.Proof{AgentID: "bot", Timestamp: identity.Timestamp(now)}
 		p.SignPlain(key["bot"].Secret)
 		w.refused(t, p, subjects.CodeAuthFailed)
 	})
 	t.Run("v0 until v1 was seen", func(t *testing.T) {
+		t.Parallel()
 		at := now
 		next := func() *identity.Proof {
 			at = at.Add(time.Second)
