@@ -180,8 +180,11 @@ func (i *Identities) first(ctx context.Context, p *identity.Proof, m bus.Msg, at
 	if !again && reader == bus.Shared {
 		var err error
 		if before, again, err = i.useOnce(ctx, once, what); err != nil {
-			i.once.forget(place, once)
+			i.once.correct(place, once, "")
 			return err
+		}
+		if again {
+			i.once.correct(place, once, before)
 		}
 	}
 	if again && (!repeats || before != what) {

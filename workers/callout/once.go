@@ -60,12 +60,18 @@ func (u *used) note(stream, once, what string, at time.Time) (before string, aga
 	return "", false
 }
 
-// forget takes back a note.
-func (u *used) forget(stream, once string) {
+// correct says that once was used for something else first, by another process;
+// nothing: that it is not known whether it was.
+func (u *used) correct(stream, once, what string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if g := u.streams[stream]; g != nil {
+	g := u.streams[stream]
+	switch {
+	case g == nil || g.young == nil:
+	case what == "":
 		delete(g.young, once)
+	default:
+		g.young[once] = what
 	}
 }
 
