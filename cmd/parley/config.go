@@ -76,7 +76,10 @@ type config struct {
 	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
-	Grace         span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
+	MCP           bool     `envconfig:"PARLEY_MCP" json:"mcp" flag:"mcp" desc:"serve MCP at /mcp of the HTTP port, to those who may call the A2A gateway"`
+	// MCPEscalations is for parley mcp, too.
+	MCPEscalations bool `envconfig:"PARLEY_MCP_ESCALATIONS" json:"mcp_escalations" flag:"mcp-escalations" desc:"offer MCP clients the tool that decides for a human about what waits for one"`
+	Grace          span `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
 	WebhooksFile   string   `envconfig:"PARLEY_WEBHOOKS_FILE" json:"webhooks_file" flag:"webhooks-file" desc:"file that names webhook endpoints"`
 	WebhookURL     string   `envconfig:"PARLEY_WEBHOOK_URL" json:"webhook_url" flag:"webhook-url" desc:"address of the webhook endpoint human, where people are called"`

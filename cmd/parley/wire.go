@@ -15,6 +15,7 @@ import (
 	"parley/workers"
 	"parley/workers/audit"
 	"parley/workers/escalation"
+	"parley/workers/mcp"
 	"parley/workers/mesh"
 	"parley/workers/registry"
 	"parley/workers/router"
@@ -138,6 +139,13 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err != nil {
 		return err
 	}
+	if a.conf.MCP {
+		page, err := a.mcpPage(b, a.conf.HTTP, mcpAnonymous, log)
+		if err != nil {
+			return err
+		}
+		h.serve(mcp.Path, page)
+	}
 	watched := all
 	if h != nil {
 		h.checks.workers = all
@@ -162,6 +170,9 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	defer stopNotice()
 	return stopped(workers.Run(ctx, time.Duration(a.conf.Grace), all...))
 }
+
+// mcpAnonymous is who calls the MCP server of a fleet that asks nobody.
+const mcpAnonymous subjects.AgentID = "mcp"
 
 // notProvisioned says what to do where the streams cannot be had.
 func (a *app) notProvisioned(err error, room int64) error {
