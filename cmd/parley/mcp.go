@@ -101,7 +101,12 @@ func (a *app) mcpHTTP(ctx context.Context, c *client, address string) error {
 		return err
 	}
 	h.serve(mcp.Path, page)
-	a.notice("MCP at %s%s   Ctrl-C stops it", h.address(), mcp.Path)
+	at := h.address() + mcp.Path
+	if !a.json() {
+		a.print("MCP at " + at + "   Ctrl-C stops it")
+	} else if err := a.printValue(map[string]string{"mcp": at}); err != nil {
+		return err
+	}
 	if err := h.Run(ctx); err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return failed("serve %s: %w", address, err)
 	}

@@ -14,8 +14,11 @@ import (
 )
 
 // patience is how long a call of the API may take beside the time that it is to
-// wait, a worker's replacement included.
-const patience = 8 * time.Second
+// wait, replacement how long it waits for a worker where there is none.
+const (
+	patience    = 8 * time.Second
+	replacement = 2 * time.Second
+)
 
 // caller uses the fleet in somebody's name.
 type caller struct {
@@ -33,11 +36,18 @@ func ask[T any](ctx context.Context, c *caller, noun, verb string, wait time.Dur
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait+patience)
 	defer cancel()
+	subject := subjects.API(c.from, noun, verb)
+	m, err := c.w.cfg.Bus.Request(ctx, subject, data, nil)
 	var last bus.Msg
-	m, err := c.w.cfg.Bus.RequestUntil(ctx, subjects.API(c.from, noun, verb), data, nil, wait+patience/2, func(m bus.Msg) bool {
+	repeat := func(m bus.Msg) bool {
 		last = m
 		return again(m.Data)
-	})
+	}
+	if err == nil && repeat(m) || errors.Is(err, bus.ErrNoResponders) {
+		soon, stop := context.WithTimeout(ctx, wait+replacement)
+		defer stop()
+		m, err = c.w.cfg.Bus.RequestUntil(soon, subject, data, nil, wait+replacement, repeat)
+	}
 	if err != nil && last.Data != nil {
 		m, err = last, nil // the refusal says more than the time-out
 	}

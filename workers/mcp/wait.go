@@ -189,7 +189,8 @@ func (w *waiting) out() *waitOut {
 	for _, m := range w.messages {
 		count(m.Ended)
 	}
-	o.Done = o.Waiting == 0 || w.any && o.Ended > 0
+	first := func(t *task) bool { return t.Ended }
+	o.Done = o.Waiting == 0 || w.any && (slices.ContainsFunc(w.tasks, first) || slices.ContainsFunc(w.messages, func(m *sentMessage) bool { return m.Ended }))
 	switch {
 	case len(o.Attention) > 0:
 		o.Next = "an agent has a question: answer it with fleet_message (task_id, text), then call fleet_wait again"
