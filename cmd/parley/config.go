@@ -67,6 +67,7 @@ type config struct {
 	HTTPKey       string   `envconfig:"PARLEY_HTTP_KEY" json:"http_key" flag:"http-key" desc:"file with its key"`
 	HTTPCA        string   `envconfig:"PARLEY_HTTP_CLIENT_CA" json:"http_client_ca" flag:"http-client-ca" desc:"file with the authority of client certificates, which then say who calls"`
 	A2AURL        string   `envconfig:"PARLEY_A2A_URL" json:"a2a_url" flag:"a2a-url" desc:"where A2A clients reach the gateway, for its cards; as each request says when empty"`
+	A2ANATS       string   `envconfig:"PARLEY_A2A_NATS_URL" json:"a2a_nats_url" flag:"a2a-nats-url" desc:"where A2A clients reach NATS, for the gateway's cards; parley up knows its own; without it cards do not name the NATS binding"`
 	A2AName       string   `envconfig:"PARLEY_A2A_NAME" json:"a2a_name" flag:"a2a-name" desc:"name of the fleet in its A2A card"`
 	A2ATokens     string   `envconfig:"PARLEY_A2A_TOKENS" json:"a2a_tokens" flag:"a2a-tokens" desc:"file with a line 'caller token' for each A2A caller; the token is a bearer token or API key"`
 	A2AIssuer     string   `envconfig:"PARLEY_A2A_ISSUER" json:"a2a_issuer" flag:"a2a-issuer" desc:"OpenID provider whose tokens say who calls"`

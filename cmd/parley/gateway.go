@@ -16,6 +16,7 @@ import (
 	"parley/subjects"
 	"parley/workers"
 	"parley/workers/gateway"
+	"parley/workers/gateway/a2anats"
 )
 
 // gateway makes the gateway as the settings say; its pages go to h.
@@ -27,7 +28,7 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 	}
 	cfg := gateway.Config{
 		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
-		Push: true, PushEndpoint: c.A2APush, Auth: auth,
+		Push: true, PushEndpoint: c.A2APush, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
 	}
 	if c.A2AKey != "" {
 		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {

@@ -20,7 +20,7 @@ var (
 		"workers", "operators", "max-queued", "keep-ended", "max-store", "max-output", "audit-keep", "http", "grace",
 		"webhooks-file", "webhook-url", "webhook-secret", "webhook-header", "webhook-allow", "webhook-retries", "webhook-base",
 		"webhook-timeout", "webhook-check",
-		"http-cert", "http-key", "http-client-ca", "a2a-url", "a2a-name", "a2a-tokens", "a2a-issuer", "a2a-audience",
+		"http-cert", "http-key", "http-client-ca", "a2a-url", "a2a-nats-url", "a2a-name", "a2a-tokens", "a2a-issuer", "a2a-audience",
 		"a2a-open", "a2a-origins", "a2a-rate", "a2a-push-endpoint", "a2a-key", "mcp", "mcp-escalations",
 		"max-retries", "on-blocked", "escalate", "alert-repeat", "give-up-after", "alert-contacts", "alert-next", "ack-timeout",
 		"group-by", "group-wait", "group-interval", "change-log", "public-url", "link-key", "link-ttl", "heartbeat-to", "heartbeat-each",
