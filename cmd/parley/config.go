@@ -79,8 +79,10 @@ type config struct {
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
 	MCP           bool     `envconfig:"PARLEY_MCP" json:"mcp" flag:"mcp" desc:"serve MCP at /mcp of the HTTP port, to those who may call the A2A gateway"`
 	// MCPEscalations is for parley mcp, too.
-	MCPEscalations bool `envconfig:"PARLEY_MCP_ESCALATIONS" json:"mcp_escalations" flag:"mcp-escalations" desc:"offer MCP clients the tool that decides for a human about what waits for one"`
-	Grace          span `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
+	MCPEscalations  bool `envconfig:"PARLEY_MCP_ESCALATIONS" json:"mcp_escalations" flag:"mcp-escalations" desc:"offer MCP clients the tool that decides for a human about what waits for one"`
+	MetricsLog      bool `envconfig:"PARLEY_METRICS_LOG" json:"metrics_log" flag:"metrics-log" desc:"write the figures of this process into its log, regularly"`
+	MetricsInterval span `envconfig:"PARLEY_METRICS_INTERVAL" json:"metrics_interval" flag:"metrics-interval" desc:"how often"`
+	Grace           span `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
 	WebhooksFile   string   `envconfig:"PARLEY_WEBHOOKS_FILE" json:"webhooks_file" flag:"webhooks-file" desc:"file that names webhook endpoints"`
 	WebhookURL     string   `envconfig:"PARLEY_WEBHOOK_URL" json:"webhook_url" flag:"webhook-url" desc:"address of the webhook endpoint human, where people are called"`
@@ -131,7 +133,7 @@ func defaultConfig(getenv func(string) string) *config {
 		AlertNext: span(chain.CallNext), AckTimeout: span(chain.AckTimeout),
 		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
-		HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
+		MetricsInterval: span(time.Minute), HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
@@ -200,6 +202,9 @@ func (c *config) check() error {
 		if allowed := strings.Fields(s.allowed); !slices.Contains(allowed, s.value) {
 			return usage("--%s %q: expected one of %s", s.flag, s.value, strings.Join(allowed, ", ")).next("parley help env")
 		}
+	}
+	if c.MetricsInterval <= 0 {
+		return usage("--metrics-interval %s: expected a time such as 1m", &c.MetricsInterval)
 	}
 	for _, w := range c.Workers {
 		if !slices.Contains(workerNames(), w) {

@@ -29,8 +29,9 @@ func workerNames() []string {
 	return []string{"registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "gateway"}
 }
 
-// worker makes the worker called name; its pages, if it has any, go to h.
-func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
+// worker makes the worker called name; its pages, if it has any, go to h, and
+// its figures to m.
+func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *metrics) (workers.Worker, error) {
 	switch name {
 	case "router":
 		c := a.conf
@@ -46,6 +47,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		if err != nil {
 			return workers.Worker{}, err
 		}
+		m.add(func(f *fleet.Figures) { f.AddTasks(new(w.Figures())) })
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "escalation":
 		w, err := a.newEscalation(b, log, h.address())
@@ -94,6 +96,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		if err != nil {
 			return workers.Worker{}, err
 		}
+		m.add(func(f *fleet.Figures) { f.AddWebhooks(new(w.Figures())) })
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "gateway":
 		return a.gateway(b, log, h)
@@ -135,7 +138,8 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 		return err
 	}
 	defer h.close()
-	all, err := a.workers(b, log, h)
+	m := new(metrics)
+	all, err := a.workers(b, log, h, m)
 	if err != nil {
 		return err
 	}
@@ -150,6 +154,11 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if h != nil {
 		h.checks.workers = all
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
+	}
+	if a.conf.MetricsLog {
+		all = append(all, workers.Worker{Name: "metrics", Run: func(ctx context.Context) error {
+			return m.log(ctx, log, time.Duration(a.conf.MetricsInterval))
+		}})
 	}
 	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
 		if a.getenv("GOGC") == "" && a.getenv("GOMEMLIMIT") == "" {
@@ -203,12 +212,12 @@ func roughSize(n int64) string {
 
 // workers makes the settings' workers, in the order of starting, whatever the
 // settings' is.
-func (a *app) workers(b *bus.Bus, log *slog.Logger, h *health) (all []workers.Worker, err error) {
+func (a *app) workers(b *bus.Bus, log *slog.Logger, h *health, m *metrics) (all []workers.Worker, err error) {
 	for _, name := range workerNames() {
 		if !has(a.conf.Workers, name) {
 			continue
 		}
-		w, err := a.worker(name, b, log, h)
+		w, err := a.worker(name, b, log, h, m)
 		if err != nil {
 			if _, ok := errors.AsType[*problem](err); ok {
 				return nil, err
