@@ -57,7 +57,7 @@ func (sdkEcho) Cancel(context.Context, *a2asrv.ExecutorContext) iter.Seq2[a2a.Ev
 // beA2A serves an agent that echoes, and measures how it answers: one caller's
 // latency, and how many sends many of them get through.
 func beA2A(ctx context.Context, s spec, out io.Writer) error {
-	handler, end := http.Handler(a2asrv.NewJSONRPCHandler(a2asrv.NewHandler(sdkEcho{}))), func() error { return nil }
+	handler, end := a2asrv.NewJSONRPCHandler(a2asrv.NewHandler(sdkEcho{})), func() error { return nil }
 	if s.Role == roleA2A {
 		var err error
 		if handler, end, err = a2aFleet(ctx, s); err != nil {

@@ -150,9 +150,9 @@ func driveGo(t *testing.T, url string, transport a2a.TransportProtocol) {
 	options := []a2aclient.FactoryOption{a2agrpc.WithGRPCTransport(grpc.WithTransportCredentials(insecure.NewCredentials()))}
 	if transport == a2anats.Binding {
 		at, _, _ := strings.Cut(strings.TrimPrefix(card.SupportedInterfaces[0].URL, "nats://"), "/")
-		b, err := bus.Connect(ctx, bus.Config{URL: "nats://" + at, Name: "client"})
-		if err != nil {
-			t.Fatal(err)
+		b, connectErr := bus.Connect(ctx, bus.Config{URL: "nats://" + at, Name: "client"})
+		if connectErr != nil {
+			t.Fatal(connectErr)
 		}
 		defer b.Close()
 		options = append(options, a2anats.With(a2anats.Config{Bus: b, From: "erin"}))

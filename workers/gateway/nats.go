@@ -139,7 +139,7 @@ func (x *exchange) serve() {
 	w := x.d.w
 	ctx, cancel := w.during(context.Background())
 	defer cancel()
-	run, err := x.admit(ctx)
+	run, err := x.admit()
 	if err != nil {
 		x.fail(err)
 		return
@@ -176,7 +176,7 @@ func (x *exchange) serve() {
 		}
 		if err != nil {
 			cancel()
-			<-ended
+			err = errors.Join(err, <-ended)
 			if f, ok := errors.AsType[*fault](err); ok {
 				x.fail(f)
 			}
@@ -187,7 +187,7 @@ func (x *exchange) serve() {
 }
 
 // admit checks the request; run carries it out.
-func (x *exchange) admit(ctx context.Context) (run func(context.Context, func(frame) error) error, err error) {
+func (x *exchange) admit() (run func(context.Context, func(frame) error) error, err error) {
 	w := x.d.w
 	who, name, _ := strings.Cut(strings.TrimPrefix(x.m.Subject, x.d.root+"."), ".")
 	from, err := subjects.ParseAgentID(who)

@@ -113,9 +113,13 @@ func rank(v *fleet.AgentView) int {
 func skills(list []json.RawMessage) []string {
 	var out []string
 	for _, raw := range list {
-		var s struct{ ID, Name, Description string }
+		var s struct {
+			ID          string `json:"id"`
+			Name        string `json:"name"`
+			Description string `json:"description"`
+		}
 		if json.Unmarshal(raw, &s) == nil {
-			out = append(out, line(cmp.Or(s.Name, s.ID)+": "+s.Description, maxLine))
+			out = append(out, line(cmp.Or(s.Name, s.ID)+": "+s.Description))
 		}
 	}
 	return out

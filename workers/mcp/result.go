@@ -147,10 +147,10 @@ func (c *caller) events(ctx context.Context, id subjects.TaskID, fn func(*fleet.
 	}
 }
 
-// line is text in one line of at most n characters.
-func line(s string, n int) string {
+// line is text in one line of at most maxLine characters.
+func line(s string) string {
 	s = strings.Join(strings.Fields(s), " ")
-	if short := page(s, 0, n); short != s {
+	if short := page(s, 0, maxLine); short != s {
 		return short + "…"
 	}
 	return s

@@ -54,10 +54,10 @@ func status(ctx context.Context, c *caller, in *statusIn, _ progress) (any, erro
 	}
 	o := &statusOut{task: shown(&v), Priority: v.Priority, Deadline: &v.Deadline, NotBefore: v.NotBefore, TokenBudget: v.TokenBudget}
 	for _, a := range v.Attempts {
-		o.Attempts = append(o.Attempts, line(fmt.Sprintf("%d by %s: %s", a.Attempt, a.AgentID, reason(&fleet.Reason{Code: a.Code, Message: a.Message})), maxLine))
+		o.Attempts = append(o.Attempts, line(fmt.Sprintf("%d by %s: %s", a.Attempt, a.AgentID, reason(&fleet.Reason{Code: a.Code, Message: a.Message}))))
 	}
 	if in.Events {
-		err := c.events(ctx, in.TaskID, func(ev *fleet.Event) { o.Events = append(o.Events, line(happened(ev), maxLine)) })
+		err := c.events(ctx, in.TaskID, func(ev *fleet.Event) { o.Events = append(o.Events, line(happened(ev))) })
 		if err != nil {
 			return nil, err
 		}
@@ -72,7 +72,7 @@ func status(ctx context.Context, c *caller, in *statusIn, _ progress) (any, erro
 		}
 		o.Explanation = x.Summary
 		for i := range x.Agents {
-			o.Agents = append(o.Agents, line(judged(&x.Agents[i]), maxLine))
+			o.Agents = append(o.Agents, line(judged(&x.Agents[i])))
 		}
 	}
 	return o, nil

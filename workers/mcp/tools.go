@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -81,13 +82,13 @@ func toolbox(w *Worker) (all []tool, err error) {
 	add(newTool(w, "fleet_agents", "List agents", reads, agents, nil))
 	add(newTool(w, "fleet_dispatch", "Dispatch a task", adds, dispatchOne, termsSchema))
 	add(newTool(w, "fleet_dispatch_many", "Dispatch many tasks", adds, dispatchMany, func(s *jsonschema.Schema) {
-		bounds(s.Properties["tasks"], 1, maxMany)
+		bounds(s.Properties["tasks"], 1)
 		termsSchema(s.Properties["tasks"].Items)
 		termsSchema(s.Properties["common"])
 	}))
 	add(newTool(w, "fleet_wait", "Wait for tasks", reads, wait, func(s *jsonschema.Schema) {
-		bounds(s.Properties["task_ids"], 0, maxMany)
-		bounds(s.Properties["message_ids"], 0, maxMany)
+		bounds(s.Properties["task_ids"], 0)
+		bounds(s.Properties["message_ids"], 0)
 		enum(s, "need", "all", "any")
 		limits(s, "timeout_seconds", 0, maxWait.Seconds())
 		preset(s, "timeout_seconds", defaultWait.Seconds())
@@ -103,7 +104,7 @@ func toolbox(w *Worker) (all []tool, err error) {
 		preset(s, "limit", defaultList)
 	}))
 	add(newTool(w, "fleet_cancel", "Cancel tasks", alters, cancel, func(s *jsonschema.Schema) {
-		bounds(s.Properties["task_ids"], 1, maxMany)
+		bounds(s.Properties["task_ids"], 1)
 	}))
 	add(newTool(w, "fleet_message", "Talk to a task or an agent", adds, message, func(s *jsonschema.Schema) {
 		enum(s, "action", "do", "info")
@@ -142,8 +143,8 @@ func preset[T any](s *jsonschema.Schema, property string, v T) {
 	}
 }
 
-func bounds(list *jsonschema.Schema, least, most int) {
-	list.MinItems, list.MaxItems = &least, &most
+func bounds(list *jsonschema.Schema, least int) {
+	list.MinItems, list.MaxItems = &least, new(maxMany)
 	list.Type, list.Types = "array", nil // null is no list
 }
 
@@ -156,11 +157,12 @@ func help(_ context.Context, c *caller, in *helpIn, _ progress) (any, error) {
 	if in.Tool != "" {
 		return c.w.manuals[in.Tool].whole(in.Tool), nil
 	}
-	text := c.w.manuals["fleet_help"].more + "\n\nEvery tool in short (fleet_help with `tool` says more):\n"
+	var text strings.Builder
+	text.WriteString(c.w.manuals["fleet_help"].more + "\n\nEvery tool in short (fleet_help with `tool` says more):\n")
 	for _, name := range slices.Sorted(maps.Keys(c.w.manuals)) {
 		if name != "fleet_answer_escalation" || c.w.cfg.Escalations {
-			text += "\n- " + name + ": " + c.w.manuals[name].short
+			text.WriteString("\n- " + name + ": " + c.w.manuals[name].short)
 		}
 	}
-	return text, nil
+	return text.String(), nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // A client of the official SDK speaks to a fleet over NATS.
-func Example() {
+func Example() { //nolint:testableexamples // it needs a fleet
 	ctx := context.Background()
 	b, err := bus.Connect(ctx, bus.Config{URL: "nats://127.0.0.1:4222", Name: "alice"})
 	if err != nil {

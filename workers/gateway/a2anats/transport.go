@@ -129,9 +129,17 @@ func next(ctx context.Context, c *bus.Conversation) (bus.Msg, error) {
 	}
 }
 
-// call carries out a unary operation.
-func call(ctx context.Context, t *Transport, op string, params a2aclient.ServiceParams, req, res proto.Message) error {
-	c, err := t.open(op, params, req, "")
+// request is a unary operation with what goes beside its message.
+type request struct {
+	t      *Transport
+	op     string
+	params a2aclient.ServiceParams
+}
+
+// call carries it out.
+func (r request) call(ctx context.Context, req, res proto.Message) error {
+	op := r.op
+	c, err := r.t.open(op, r.params, req, "")
 	if err != nil {
 		return err
 	}
@@ -199,53 +207,53 @@ func sentinel(reason string) error {
 
 // convert makes one of the SDK's requests one of the wire's, and an answer one
 // of the SDK's.
-func convert[Q, P any, A proto.Message, R any](ctx context.Context, t *Transport, op string, params a2aclient.ServiceParams, req Q,
-	to func(Q) (P, error), answer A, from func(A) (R, error),
+func convert[Q, P any, A proto.Message, R any](ctx context.Context, to request, req Q,
+	encode func(Q) (P, error), answer A, decode func(A) (R, error),
 ) (R, error) {
 	var none R
-	q, err := to(req)
+	q, err := encode(req)
 	if err != nil {
-		return none, fmt.Errorf("a2anats: %s: %w", op, err)
+		return none, fmt.Errorf("a2anats: %s: %w", to.op, err)
 	}
 	m, ok := any(q).(proto.Message)
 	if !ok {
-		return none, fmt.Errorf("a2anats: %s: %T is no message", op, q)
+		return none, fmt.Errorf("a2anats: %s: %T is no message", to.op, q)
 	}
-	if err := call(ctx, t, op, params, m, answer); err != nil {
+	if err := to.call(ctx, m, answer); err != nil {
 		return none, err
 	}
-	return from(answer)
+	return decode(answer)
 }
 
 // GetTask calls the operation of its name.
 func (t *Transport) GetTask(ctx context.Context, p a2aclient.ServiceParams, req *a2a.GetTaskRequest) (*a2a.Task, error) {
-	return convert(ctx, t, "GetTask", p, req, pbconv.ToProtoGetTaskRequest, new(a2apb.Task), pbconv.FromProtoTask)
+	return convert(ctx, request{t, "GetTask", p}, req, pbconv.ToProtoGetTaskRequest, new(a2apb.Task), pbconv.FromProtoTask)
 }
 
 // ListTasks calls the operation of its name.
 func (t *Transport) ListTasks(ctx context.Context, p a2aclient.ServiceParams, req *a2a.ListTasksRequest) (*a2a.ListTasksResponse, error) {
-	return convert(ctx, t, "ListTasks", p, req, pbconv.ToProtoListTasksRequest, new(a2apb.ListTasksResponse), pbconv.FromProtoListTasksResponse)
+	return convert(ctx, request{t, "ListTasks", p}, req, pbconv.ToProtoListTasksRequest, new(a2apb.ListTasksResponse), pbconv.FromProtoListTasksResponse)
 }
 
 // CancelTask calls the operation of its name.
 func (t *Transport) CancelTask(ctx context.Context, p a2aclient.ServiceParams, req *a2a.CancelTaskRequest) (*a2a.Task, error) {
-	return convert(ctx, t, "CancelTask", p, req, pbconv.ToProtoCancelTaskRequest, new(a2apb.Task), pbconv.FromProtoTask)
+	return convert(ctx, request{t, "CancelTask", p}, req, pbconv.ToProtoCancelTaskRequest, new(a2apb.Task), pbconv.FromProtoTask)
 }
 
 // SendMessage calls the operation of its name. It is not repeated when its
 // gateway is lost: whoever repeats it sends an Idempotency-Key.
 func (t *Transport) SendMessage(ctx context.Context, p a2aclient.ServiceParams, req *a2a.SendMessageRequest) (a2a.SendMessageResult, error) {
-	return convert(ctx, t, "SendMessage", p, req, pbconv.ToProtoSendMessageRequest, new(a2apb.SendMessageResponse), pbconv.FromProtoSendMessageResponse)
+	return convert(ctx, request{t, "SendMessage", p}, req, pbconv.ToProtoSendMessageRequest, new(a2apb.SendMessageResponse), pbconv.FromProtoSendMessageResponse)
 }
 
 // GetTaskPushConfig calls GetTaskPushNotificationConfig.
 func (t *Transport) GetTaskPushConfig(ctx context.Context, p a2aclient.ServiceParams, req *a2a.GetTaskPushConfigRequest) (*a2a.PushConfig, error) {
-	return convert(ctx, t, "GetTaskPushNotificationConfig", p, req, pbconv.ToProtoGetTaskPushConfigRequest, new(a2apb.TaskPushNotificationConfig), pbconv.FromProtoTaskPushConfig)
+	return convert(ctx, request{t, "GetTaskPushNotificationConfig", p}, req, pbconv.ToProtoGetTaskPushConfigRequest, new(a2apb.TaskPushNotificationConfig), pbconv.FromProtoTaskPushConfig)
 }
 
 // ListTaskPushConfigs calls ListTaskPushNotificationConfigs.
 func (t *Transport) ListTaskPushConfigs(ctx context.Context, p a2aclient.ServiceParams, req *a2a.ListTaskPushConfigRequest) ([]*a2a.PushConfig, error) {
-	r, err := convert(ctx, t, "ListTaskPushNotificationConfigs", p, req, pbconv.ToProtoListTaskPushConfigRequest,
+	r, err := convert(ctx, request{t, "ListTaskPushNotificationConfigs", p}, req, pbconv.ToProtoListTaskPushConfigRequest,
 		new(a2apb.ListTaskPushNotificationConfigsResponse), pbconv.FromProtoListTaskPushConfigResponse)
 	if err != nil {
 		return nil, err
@@ -255,12 +263,12 @@ func (t *Transport) ListTaskPushConfigs(ctx context.Context, p a2aclient.Service
 
 // CreateTaskPushConfig calls CreateTaskPushNotificationConfig.
 func (t *Transport) CreateTaskPushConfig(ctx context.Context, p a2aclient.ServiceParams, req *a2a.PushConfig) (*a2a.PushConfig, error) {
-	return convert(ctx, t, "CreateTaskPushNotificationConfig", p, req, pbconv.ToProtoTaskPushConfig, new(a2apb.TaskPushNotificationConfig), pbconv.FromProtoTaskPushConfig)
+	return convert(ctx, request{t, "CreateTaskPushNotificationConfig", p}, req, pbconv.ToProtoTaskPushConfig, new(a2apb.TaskPushNotificationConfig), pbconv.FromProtoTaskPushConfig)
 }
 
 // DeleteTaskPushConfig calls DeleteTaskPushNotificationConfig.
 func (t *Transport) DeleteTaskPushConfig(ctx context.Context, p a2aclient.ServiceParams, req *a2a.DeleteTaskPushConfigRequest) error {
-	_, err := convert(ctx, t, "DeleteTaskPushNotificationConfig", p, req, pbconv.ToProtoDeleteTaskPushConfigRequest, new(emptypb.Empty), nothing)
+	_, err := convert(ctx, request{t, "DeleteTaskPushNotificationConfig", p}, req, pbconv.ToProtoDeleteTaskPushConfigRequest, new(emptypb.Empty), nothing)
 	return err
 }
 
@@ -268,13 +276,13 @@ func nothing(*emptypb.Empty) (struct{}, error) { return struct{}{}, nil }
 
 // GetExtendedAgentCard calls the operation of its name.
 func (t *Transport) GetExtendedAgentCard(ctx context.Context, p a2aclient.ServiceParams, req *a2a.GetExtendedAgentCardRequest) (*a2a.AgentCard, error) {
-	return convert(ctx, t, "GetExtendedAgentCard", p, req, pbconv.ToProtoGetExtendedAgentCardRequest, new(a2apb.AgentCard), pbconv.FromProtoAgentCard)
+	return convert(ctx, request{t, "GetExtendedAgentCard", p}, req, pbconv.ToProtoGetExtendedAgentCardRequest, new(a2apb.AgentCard), pbconv.FromProtoAgentCard)
 }
 
 // Card asks for the public card of the fleet, or of an agent, over NATS.
 func (t *Transport) Card(ctx context.Context, agent subjects.AgentID) (*a2a.AgentCard, error) {
 	req := &a2a.GetExtendedAgentCardRequest{Tenant: string(agent)}
-	return convert(ctx, t, CardOperation, nil, req, pbconv.ToProtoGetExtendedAgentCardRequest, new(a2apb.AgentCard), pbconv.FromProtoAgentCard)
+	return convert(ctx, request{t, CardOperation, nil}, req, pbconv.ToProtoGetExtendedAgentCardRequest, new(a2apb.AgentCard), pbconv.FromProtoAgentCard)
 }
 
 // SendStreamingMessage calls the operation of its name. When its gateway is
