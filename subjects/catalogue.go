@@ -79,7 +79,7 @@ func Catalogue() []Entry {
 			Writer: "registry", Readers: "orchestrator, operator",
 			Description: "An instance went live, was lost, drains or was resumed.",
 		},
-	}, apiEntries()...), slices.Concat(taskEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), auditEntries(), identityEntries())...)
+	}, apiEntries()...), slices.Concat(taskEntries(), a2aEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), auditEntries(), identityEntries())...)
 }
 
 // apiEntries are the endpoints of the micro service "fleet".
@@ -265,6 +265,22 @@ func taskEntries() []Entry {
 			Writer: "bus", Readers: "operator",
 			Kept: "7 days", Stream: StreamDLQ,
 			Description: "What nobody could handle, under its old subject, with the reason in headers Fleet-Dead-*.",
+		},
+	}
+}
+
+// a2aEntries are the subjects of A2A over NATS.
+func a2aEntries() []Entry {
+	return []Entry{
+		{
+			Pattern: "fleet.a2a.<from>.<operation>", Message: "A2A request → frames",
+			Writer: "orchestrator", Readers: "gateway",
+			Description: "An operation of A2A 1.0, in ProtoJSON; see a2a-over-nats.md for the frames that answer it.",
+		},
+		{
+			Pattern: "fleet.a2a.<from>.confirm.<replica>.<call>", Message: "–",
+			Writer: "orchestrator", Readers: "gateway",
+			Description: "The caller has read so far: it confirms an alive frame of a call.",
 		},
 	}
 }

@@ -56,6 +56,7 @@ func TestCatalogue(t *testing.T) {
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	api := []string{
+		"fleet.a2a.bob.*", "fleet.a2a.bob.confirm.*.*",
 		"fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
 		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
 		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
@@ -155,6 +156,7 @@ func TestPermissionsOfLeaf(t *testing.T) {
 			want[i] = own + ".>"
 		}
 	}
+	want = slices.DeleteFunc(want, func(p string) bool { return p == "fleet.a2a.bob.confirm.*.>" }) // part of fleet.a2a.bob.>
 	want = append(want, "_INBOX.>")
 	slices.Sort(want)
 	publish, got := subjects.Permissions(subjects.RoleLeaf, "bob")

@@ -71,6 +71,7 @@ type config struct {
 	HTTPKey       string   `envconfig:"PARLEY_HTTP_KEY" json:"http_key" flag:"http-key" desc:"file with its key"`
 	HTTPCA        string   `envconfig:"PARLEY_HTTP_CLIENT_CA" json:"http_client_ca" flag:"http-client-ca" desc:"file with the authority of client certificates, which then say who calls"`
 	A2AURL        string   `envconfig:"PARLEY_A2A_URL" json:"a2a_url" flag:"a2a-url" desc:"where A2A clients reach the gateway, for its cards; as each request says when empty"`
+	A2ANATS       string   `envconfig:"PARLEY_A2A_NATS_URL" json:"a2a_nats_url" flag:"a2a-nats-url" desc:"where A2A clients reach NATS, for the gateway's cards; parley up knows its own; without it cards do not name the NATS binding"`
 	A2AName       string   `envconfig:"PARLEY_A2A_NAME" json:"a2a_name" flag:"a2a-name" desc:"name of the fleet in its A2A card"`
 	A2ATokens     string   `envconfig:"PARLEY_A2A_TOKENS" json:"a2a_tokens" flag:"a2a-tokens" desc:"file with a line 'caller token' for each A2A caller; the token is a bearer token or API key"`
 	A2AIssuer     string   `envconfig:"PARLEY_A2A_ISSUER" json:"a2a_issuer" flag:"a2a-issuer" desc:"OpenID provider whose tokens say who calls"`
@@ -80,7 +81,12 @@ type config struct {
 	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
-	Grace         span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
+	MCP           bool     `envconfig:"PARLEY_MCP" json:"mcp" flag:"mcp" desc:"serve MCP at /mcp of the HTTP port, to those who may call the A2A gateway"`
+	// MCPEscalations is for parley mcp, too.
+	MCPEscalations  bool `envconfig:"PARLEY_MCP_ESCALATIONS" json:"mcp_escalations" flag:"mcp-escalations" desc:"offer MCP clients the tool that decides for a human about what waits for one"`
+	MetricsLog      bool `envconfig:"PARLEY_METRICS_LOG" json:"metrics_log" flag:"metrics-log" desc:"write the figures of this process into its log, regularly"`
+	MetricsInterval span `envconfig:"PARLEY_METRICS_INTERVAL" json:"metrics_interval" flag:"metrics-interval" desc:"how often"`
+	Grace           span `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
 
 	RequireSignatures bool   `envconfig:"PARLEY_REQUIRE_SIGNATURES" json:"require_signatures" flag:"require-signatures" desc:"take only messages that are signed; the same for all workers of a fleet"`
 	RequireIdentity   bool   `envconfig:"PARLEY_REQUIRE_IDENTITY" json:"require_identity" flag:"require-identity" desc:"take announces only of agents that have an identity; the same for all workers of a fleet"`
@@ -140,8 +146,8 @@ func defaultConfig(getenv func(string) string) *config {
 		AlertNext: span(chain.CallNext), AckTimeout: span(chain.AckTimeout),
 		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
-		CalloutTTL: span(callout.DefaultTTL),
-		HTTP:       "127.0.0.1:7411", Grace: span(30 * time.Second),
+		CalloutTTL:      span(callout.DefaultTTL),
+		MetricsInterval: span(time.Minute), HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
@@ -210,6 +216,9 @@ func (c *config) check() error {
 		if allowed := strings.Fields(s.allowed); !slices.Contains(allowed, s.value) {
 			return usage("--%s %q: expected one of %s", s.flag, s.value, strings.Join(allowed, ", ")).next("parley help env")
 		}
+	}
+	if c.MetricsInterval <= 0 {
+		return usage("--metrics-interval %s: expected a time such as 1m", &c.MetricsInterval)
 	}
 	for _, w := range c.Workers {
 		if !slices.Contains(workerNames(), w) {

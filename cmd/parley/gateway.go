@@ -16,23 +16,19 @@ import (
 	"parley/subjects"
 	"parley/workers"
 	"parley/workers/gateway"
+	"parley/workers/gateway/a2anats"
 )
 
 // gateway makes the gateway as the settings say; its pages go to h.
 func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
 	c := a.conf
-	tokens, err := readTokens(c.A2ATokens)
+	auth, err := a.gatewayAuth(c.HTTP, "the A2A gateway")
 	if err != nil {
 		return workers.Worker{}, err
 	}
 	cfg := gateway.Config{
 		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
-		Push: true, PushEndpoint: c.A2APush,
-		Auth: gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""},
-	}
-	if len(tokens) == 0 && c.A2AIssuer == "" && c.HTTPCA == "" && !c.A2AOpen && !localOnly(c.HTTP) {
-		return workers.Worker{}, usage("--http %s can be reached from other machines, and the A2A gateway would ask nobody who they are", c.HTTP).
-			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway out of --workers")
+		Push: true, PushEndpoint: c.A2APush, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
 	}
 	if c.A2AKey != "" {
 		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {
@@ -47,6 +43,20 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 		h.serve(pattern, page)
 	}
 	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready}, nil
+}
+
+// gatewayAuth is who may call, over HTTP at address, what is called what.
+func (a *app) gatewayAuth(address, what string) (gateway.Auth, error) {
+	c := a.conf
+	tokens, err := readTokens(c.A2ATokens)
+	if err != nil {
+		return gateway.Auth{}, err
+	}
+	if len(tokens) == 0 && c.A2AIssuer == "" && c.HTTPCA == "" && !c.A2AOpen && !localOnly(address) {
+		return gateway.Auth{}, usage("--http %s can be reached from other machines, and %s would ask nobody who they are", address, what).
+			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway out of --workers")
+	}
+	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""}, nil
 }
 
 // localOnly reports whether an address is reached from this machine alone.

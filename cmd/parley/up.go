@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,6 +69,7 @@ func (a *app) up(ctx context.Context, save string) error {
 		return err
 	}
 	defer b.Close()
+	a.conf.A2ANATS = cmp.Or(a.conf.A2ANATS, server.URL())
 	saved := ""
 	if save != "" {
 		if saved, err = saveContext(a.getenv, save, server.URL()); err != nil {

@@ -16,6 +16,7 @@ import (
 	"parley/workers/audit"
 	"parley/workers/callout"
 	"parley/workers/escalation"
+	"parley/workers/mcp"
 	"parley/workers/mesh"
 	"parley/workers/registry"
 	"parley/workers/router"
@@ -29,8 +30,9 @@ func workerNames() []string {
 	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "gateway"}
 }
 
-// worker makes the worker called name; its pages, if it has any, go to h.
-func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
+// worker makes the worker called name; its pages, if it has any, go to h, and
+// its figures to m.
+func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *metrics) (workers.Worker, error) {
 	switch name {
 	case "router":
 		c := a.conf
@@ -46,6 +48,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		if err != nil {
 			return workers.Worker{}, err
 		}
+		m.add(func(f *fleet.Figures) { f.AddTasks(new(w.Figures())) })
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "escalation":
 		w, err := a.newEscalation(b, log, h.address())
@@ -104,6 +107,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		if err != nil {
 			return workers.Worker{}, err
 		}
+		m.add(func(f *fleet.Figures) { f.AddWebhooks(new(w.Figures())) })
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "gateway":
 		return a.gateway(b, log, h)
@@ -154,9 +158,17 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err = a.firstOperator(ctx); err != nil {
 		return err
 	}
-	all, err := a.workers(b, log, h)
+	m := new(metrics)
+	all, err := a.workers(b, log, h, m)
 	if err != nil {
 		return err
+	}
+	if a.conf.MCP {
+		page, err := a.mcpPage(b, a.conf.HTTP, mcpAnonymous, log)
+		if err != nil {
+			return err
+		}
+		h.serve(mcp.Path, page)
 	}
 	watched := all
 	if h != nil {
@@ -164,6 +176,11 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
 	}
 	all = append([]workers.Worker{{Name: "identities", Run: a.identities.Run}}, all...)
+	if a.conf.MetricsLog {
+		all = append(all, workers.Worker{Name: "metrics", Run: func(ctx context.Context) error {
+			return m.log(ctx, log, time.Duration(a.conf.MetricsInterval))
+		}})
+	}
 	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
 		if a.getenv("GOGC") == "" && a.getenv("GOMEMLIMIT") == "" {
 			workers.TuneMemory(ctx)
@@ -183,6 +200,9 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	defer stopNotice()
 	return stopped(workers.Run(ctx, time.Duration(a.conf.Grace), all...))
 }
+
+// mcpAnonymous is who calls the MCP server of a fleet that asks nobody.
+const mcpAnonymous subjects.AgentID = "mcp"
 
 // notProvisioned says what to do where the streams cannot be had.
 func (a *app) notProvisioned(err error, room int64) error {
@@ -213,12 +233,12 @@ func roughSize(n int64) string {
 
 // workers makes the settings' workers, in the order of starting, whatever the
 // settings' is.
-func (a *app) workers(b *bus.Bus, log *slog.Logger, h *health) (all []workers.Worker, err error) {
+func (a *app) workers(b *bus.Bus, log *slog.Logger, h *health, m *metrics) (all []workers.Worker, err error) {
 	for _, name := range workerNames() {
 		if !has(a.conf.Workers, name) {
 			continue
 		}
-		w, err := a.worker(name, b, log, h)
+		w, err := a.worker(name, b, log, h, m)
 		if err != nil {
 			if _, ok := errors.AsType[*problem](err); ok {
 				return nil, err

@@ -53,6 +53,7 @@ var parts = []struct {
 	{"latency", latency},
 	{"storm", storm},
 	{"match", match},
+	{"a2a", a2aPart},
 	{"waiting", waiting},
 	{"memory", memory},
 	{"peers", peers},

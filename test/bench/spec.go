@@ -29,6 +29,8 @@ const (
 	roleLean   = "lean"
 	roleFleet  = "fleet"
 	roleServer = "server"
+	roleA2A    = "a2a"     // a fleet behind its gateway
+	roleSDK    = "a2a-sdk" // the official SDK's own server
 )
 
 // spec tells a child process what to do.
@@ -147,6 +149,8 @@ func beChild(ctx context.Context, arg string, in io.Reader, out io.Writer) error
 			return err
 		}
 		return json.NewEncoder(out).Encode(r)
+	case roleA2A, roleSDK:
+		return beA2A(ctx, s, out)
 	case roleServer:
 		return beServer(s, in, out)
 	}

@@ -147,6 +147,7 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 	if err != nil {
 		return err
 	}
+	w.figures.count(n)
 	cur.lastSeq = seq
 	if n.Seq == 1 {
 		cur.firstSeq = seq

@@ -115,6 +115,7 @@ type Worker struct {
 	schemas  schemaCache
 	ledger   *ledger
 	failures failures
+	figures  figures
 
 	ready     atomic.Bool
 	full      atomic.Bool   // the stream is above its disk guard
@@ -172,6 +173,7 @@ func (w *Worker) Ready() error {
 func (w *Worker) Run(ctx context.Context) error {
 	now := time.Now()
 	w.epoch = now.UnixNano()
+	w.figures.since.Store(w.epoch)
 	w.writePrefix = string(w.cfg.ID) + "-" + strconv.FormatInt(w.epoch, 36) + "-"
 	work, abort := context.WithCancel(context.WithoutCancel(ctx)) // what is in hand outlives ctx
 	defer abort()
