@@ -100,12 +100,12 @@ func TestScheduleAgainstAModel(t *testing.T) {
 		broken := false
 		var outcomes []runs.Outcome
 		for range 3 * len(d.Agents) {
-			p := runs.Next(r, outcomes, taskOf, t0)
+			p := runs.Next(r, runs.News{Ended: outcomes}, taskOf, t0)
 			outcomes = nil
 			if p.Record == nil {
 				break
 			}
-			if again := runs.Next(p.Record, nil, taskOf, t0); len(again.Dispatch) > 0 {
+			if again := runs.Next(p.Record, runs.News{}, taskOf, t0); len(again.Dispatch) > 0 {
 				t.Fatalf("a second look dispatches %v", again.Dispatch)
 			}
 			r = p.Record
@@ -200,7 +200,7 @@ func retry(t *rapid.T, r *run.Record, fails map[run.NodeID]bool) {
 				outcomes = append(outcomes, runs.Outcome{Node: id, TaskID: n.TaskID, Status: run.Status{State: run.Done}})
 			}
 		}
-		p := runs.Next(again, outcomes, taskOf, t0)
+		p := runs.Next(again, runs.News{Ended: outcomes}, taskOf, t0)
 		if p.Record == nil {
 			break
 		}
@@ -216,19 +216,19 @@ func TestPauseDeadlineCancelBudget(t *testing.T) {
 	d := &run.Definition{TokenBudget: 10, Agents: []run.Node{{ID: "a"}, {ID: "b", Dependencies: []run.NodeID{"a"}}}}
 	r := record(d)
 	r.State = run.Paused
-	if p := runs.Next(r, nil, taskOf, t0); p.Record != nil {
+	if p := runs.Next(r, runs.News{}, taskOf, t0); p.Record != nil {
 		t.Errorf("paused, and yet %+v", p)
 	}
 	r.State = run.Running
-	r = runs.Next(r, nil, taskOf, t0).Record
+	r = runs.Next(r, runs.News{}, taskOf, t0).Record
 	done := []runs.Outcome{{Node: "a", TaskID: "a-1", Status: run.Status{State: run.Done, Tokens: 10}}}
-	if p := runs.Next(r, []runs.Outcome{{Node: "a", TaskID: "a-0", Status: run.Status{State: run.Done}}}, taskOf, t0); p.Record != nil {
+	if p := runs.Next(r, runs.News{Ended: []runs.Outcome{{Node: "a", TaskID: "a-0", Status: run.Status{State: run.Done}}}}, taskOf, t0); p.Record != nil {
 		t.Errorf("an outcome of another task counts: %+v", p)
 	}
-	if p := runs.Next(r, done, taskOf, t0); p.Record.State != run.Failed || p.Record.Reason.Code != subjects.CodeBudgetExhausted || len(p.Dispatch) > 0 {
+	if p := runs.Next(r, runs.News{Ended: done}, taskOf, t0); p.Record.State != run.Failed || p.Record.Reason.Code != subjects.CodeBudgetExhausted || len(p.Dispatch) > 0 {
 		t.Errorf("beyond the budget: %+v", p.Record)
 	}
-	if p := runs.Next(r, nil, taskOf, r.Deadline); p.Record.State != run.Expired || !slices.Equal(p.Cancel, []run.NodeID{"a"}) || p.Record.Nodes["b"].State != run.Skipped {
+	if p := runs.Next(r, runs.News{}, taskOf, r.Deadline); p.Record.State != run.Expired || !slices.Equal(p.Cancel, []run.NodeID{"a"}) || p.Record.Nodes["b"].State != run.Skipped {
 		t.Errorf("at the deadline: %+v", p)
 	}
 	if p := runs.Cancel(r, "enough", t0); p.Record.State != run.Canceled || !slices.Equal(p.Cancel, []run.NodeID{"a"}) || p.Record.Reason.Message != "enough" {

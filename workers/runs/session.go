@@ -1,0 +1,142 @@
+package runs
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/subjects/run"
+)
+
+// A run works in a session of whoever started it: its nodes are dispatched with
+// it, so each gets the context with its offer, and leaves its result there. A
+// run never waits for its session for long: what a node needs of those before
+// it is in its brief, too.
+const (
+	sessionAgain = 30 * time.Second // where it could not be opened
+	sessionRenew = 6 * time.Hour    // it ends a day after its last renewal
+	contextWait  = 2 * time.Second  // for the results of dependencies to be in it
+	contextPage  = 100
+)
+
+// session is what a driver knows of its run's session.
+type session struct {
+	tried   time.Time
+	renewed time.Time
+	version uint64                   // of the context, up to which it was read
+	seen    map[subjects.TaskID]bool // whose results are in it, or are not waited for any more
+}
+
+// openSession gives the run a session where it has none, and has it kept.
+func (d *driver) openSession(ctx context.Context, rec *run.Record) subjects.SessionID {
+	now := time.Now()
+	s := &d.session
+	if now.Sub(s.tried) < sessionAgain {
+		return rec.SessionID
+	}
+	if rec.SessionID != "" {
+		if now.Sub(s.renewed) < sessionRenew {
+			return rec.SessionID
+		}
+		s.tried = now
+		_, err := call[handshake.Opened](ctx, d.Worker, rec.From, "session", "update", handshake.Update{SessionID: rec.SessionID})
+		if err == nil {
+			s.renewed = now
+		}
+		if subjects.CodeOf(err) != subjects.CodeNotFound {
+			return rec.SessionID
+		}
+	}
+	s.tried = now
+	o, err := call[handshake.Opened](ctx, d.Worker, rec.From, "session", "create", handshake.Create{TaskMetadata: handshake.TaskMetadata{
+		Type: rec.Definition.TaskType, Priority: string(rec.Definition.Priority), Timeout: rec.Definition.Timeout,
+	}})
+	if err != nil {
+		d.log.Warn("the run goes on without a session", slog.Any("error", err))
+		return ""
+	}
+	s.renewed, s.version, s.tried = now, 0, time.Time{}
+	if len(rec.Definition.SharedData) > 0 {
+		a := handshake.Append{SessionID: o.Session.SessionID, Entry: handshake.Entry{Status: "started"}, Key: "run", Redact: true}
+		if err := json.Unmarshal(rec.Definition.SharedData, &a.SharedData); err == nil {
+			d.append(ctx, rec, &a)
+		}
+	}
+	return o.Session.SessionID
+}
+
+// append adds to the context of the run's session.
+func (d *driver) append(ctx context.Context, rec *run.Record, a *handshake.Append) {
+	if _, err := call[handshake.Appended](ctx, d.Worker, rec.From, "session", "append", a); err != nil {
+		d.log.Warn("the session lacks something of the run", slog.String("session_id", string(a.SessionID)), slog.Any("error", err))
+	}
+}
+
+// tellSession adds what a fan-out has come to; its items are tasks without the
+// session, which would hold thousands of them.
+func (d *driver) tellSession(ctx context.Context, rec *run.Record, node *run.Node, o *Outcome) {
+	if rec.SessionID == "" {
+		return
+	}
+	e := handshake.Entry{Status: "completed", TaskID: o.TaskID, Findings: fleet.MustEncode(map[string]any{"node": node.Name(), "items": o.Status.Items})}
+	if o.Status.State != run.Done {
+		e.Status = "failed"
+	}
+	as := *rec
+	as.Nodes = map[run.NodeID]run.Status{node.Name(): o.Status}
+	if output, err := d.outputOf(ctx, &as, node.Name()); err == nil && len(output) <= handshake.MaxInline {
+		e.Output = output
+	}
+	d.append(ctx, rec, &handshake.Append{SessionID: rec.SessionID, Entry: e, Key: string(o.TaskID), Redact: true})
+}
+
+// awaitContext waits until the results of what the nodes that are dispatched
+// now depend on are in the session.
+func (d *driver) awaitContext(ctx context.Context, rec *run.Record) {
+	if rec.SessionID == "" {
+		return
+	}
+	lacks := map[subjects.TaskID]bool{}
+	fanOut := map[run.NodeID]bool{}
+	for i := range rec.Definition.Agents {
+		fanOut[rec.Definition.Agents[i].Name()] = rec.Definition.Agents[i].FanOut != nil
+	}
+	for i := range rec.Definition.Agents {
+		node := &rec.Definition.Agents[i]
+		if n := rec.Nodes[node.Name()]; n.State != run.Dispatched || node.FanOut != nil || d.told[n.TaskID] {
+			continue
+		}
+		for _, dep := range node.Dependencies {
+			if n := rec.Nodes[dep]; n.TaskID != "" && !fanOut[dep] && !d.session.seen[n.TaskID] {
+				lacks[n.TaskID] = true
+			}
+		}
+	}
+	if len(lacks) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, contextWait)
+	defer cancel()
+	until := time.Now().Add(contextWait)
+	for len(lacks) > 0 {
+		page, err := call[handshake.ReadReply](ctx, d.Worker, rec.From, "session", "context", handshake.Read{
+			SessionID: rec.SessionID, AfterVersion: d.session.version, Limit: contextPage, WaitSeconds: max(time.Until(until).Seconds(), 0),
+		})
+		if err != nil || len(page.Records) == 0 {
+			d.log.Debug("dispatched before the session has all results", slog.Any("error", err))
+			break
+		}
+		for _, r := range page.Records {
+			d.session.version = r.Version
+			d.session.seen[r.Entry.TaskID] = true
+			delete(lacks, r.Entry.TaskID)
+		}
+	}
+	for task := range lacks {
+		d.session.seen[task] = true
+	}
+}
