@@ -43,7 +43,7 @@ func TestRunFromFileToDocument(t *testing.T) {
 	out := filepath.Join(s.home(), "out")
 	_, url := s.up(t, "--run-output", out)
 	s.environ = append(s.environ, "NATS_URL="+url)
-	s.agent(t, "upper", "--", "sh", "-c", `head -n 1 | tr a-z A-Z`)
+	s.agent(t, "upper", "--", "sh", "-c", `awk '/^# The task/{t=NR+2} {l[NR]=$0} END{print l[t?t:1]}' | tr a-z A-Z`)
 	file := s.write(t, "two.yaml", twoNodes)
 	s.run(t, "run", "start", file, "--wait").check(t, 0, `"output": "AFTER HELLO"`, "second done")
 	s.run(t, "run", "start", file).check(t, 0, "two\n", "")

@@ -94,7 +94,7 @@ func (t told) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, error)
 	if err != nil {
 		return nil, err
 	}
-	d.Brief = bare + "\n\n# Context (JSON)\n\n" + string(block)
+	d.Brief = bare + "\n\n# What came before (JSON)\n\n" + string(block)
 	if len(d.Brief) < maxContext/2 || len(fleet.MustEncode(d)) <= fleet.MaxMessage {
 		return d, nil
 	}
@@ -104,7 +104,7 @@ func (t told) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, error)
 	for i := range t.block.PreviousResults {
 		t.block.PreviousResults[i].Output = fleet.MustEncode("(left out for its size: see the output of the run)")
 	}
-	d.Brief = bare + "\n\n# Context (JSON)\n\n" + string(fleet.MustEncode(t.block))
+	d.Brief = bare + "\n\n# What came before (JSON)\n\n" + string(fleet.MustEncode(t.block))
 	return d, nil
 }
 
