@@ -69,6 +69,7 @@ func (d *driver) run(ctx context.Context) {
 	defer func() {
 		cancel()
 		d.running.Wait()
+		d.follow("")
 		for task := range d.told {
 			d.listen(task, nil)
 		}
@@ -220,10 +221,14 @@ func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*callTry)
 	defer cancel()
 	next, err := w.records.Write(ctx, rec)
-	if err == nil {
-		w.heard(r, next)
+	if err != nil { // what is stored may be another's, or this after all
+		if m, lastErr := w.cfg.Bus.Last(ctx, subjects.StreamRuns, rec.Subject); lastErr == nil {
+			w.takeRecord(m)
+		}
+		return err
 	}
-	return err
+	w.heard(r, next)
+	return nil
 }
 
 // look dispatches what the record says is dispatched, and finds what has ended:

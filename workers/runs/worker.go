@@ -83,6 +83,7 @@ type Worker struct {
 	ring  *workers.Ring
 	runs  map[subjects.RunID]*live
 	tasks map[subjects.TaskID]*box
+	news  map[subjects.SessionID]*news
 	due   map[subjects.RunID]bool // to be driven, or left, anew
 	kick  chan struct{}           // capacity 1
 }
@@ -128,7 +129,7 @@ func New(cfg Config) (*Worker, error) {
 	}
 	w := &Worker{
 		cfg: cfg, log: cfg.Log.With(slog.String("component", "runs")),
-		ring: workers.NewRing(cfg.ID), runs: map[subjects.RunID]*live{}, tasks: map[subjects.TaskID]*box{},
+		ring: workers.NewRing(cfg.ID), runs: map[subjects.RunID]*live{}, tasks: map[subjects.TaskID]*box{}, news: map[subjects.SessionID]*news{},
 		due: map[subjects.RunID]bool{}, kick: make(chan struct{}, 1),
 	}
 	if cfg.OutputDir != "" {
@@ -203,6 +204,7 @@ func (w *Worker) serve(ctx, life context.Context) error {
 		fn      func(bus.Msg)
 	}{
 		{subjects.EventPattern, w.onEvent},
+		{subjects.ContextNewsPattern, w.onNews},
 		{subjects.RunsHeartbeatPattern, w.onBeat},
 	} {
 		sub, err := w.cfg.Bus.Subscribe(s.subject, "", s.fn)
@@ -301,9 +303,14 @@ func kick(c chan struct{}) {
 }
 
 func (w *Worker) onRecord(m bus.Msg) {
-	if vars, ok := subjects.Tokens(subjects.RunPattern, m.Subject); ok && w.knows(subjects.RunID(vars[0]), m.Seq) {
-		return // its own
+	vars, ok := subjects.Tokens(subjects.RunPattern, m.Subject)
+	if own := m.Header.Get(subjects.HeaderWriter) == string(w.cfg.ID); ok && w.knows(subjects.RunID(vars[0]), m.Seq, own) {
+		return
 	}
+	w.takeRecord(m)
+}
+
+func (w *Worker) takeRecord(m bus.Msg) {
 	r, err := run.DecodeRecord(m.Data)
 	if err != nil {
 		w.log.Error("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", err))
@@ -312,11 +319,13 @@ func (w *Worker) onRecord(m bus.Msg) {
 	w.heard(r, m.Seq)
 }
 
-func (w *Worker) knows(id subjects.RunID, rev uint64) bool {
+// knows reports whether a record is no news: it is old, or this worker's own,
+// which takes it in when it has written it (and reads it again after an error).
+func (w *Worker) knows(id subjects.RunID, rev uint64, own bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	l := w.runs[id]
-	return l != nil && rev <= l.rev
+	return l != nil && (own || rev <= l.rev)
 }
 
 // heard takes in a record, of this worker or another.
