@@ -237,9 +237,10 @@ func (d *driver) look(ctx context.Context, rec *run.Record, all bool) (ended []O
 	maps.Copy(d.heard, d.box.take())
 	d.awaitContext(ctx, rec)
 	var (
-		mu   sync.Mutex
-		errs []error
-		wg   sync.WaitGroup
+		mu     sync.Mutex
+		errs   []error
+		undone []subjects.TaskID
+		wg     sync.WaitGroup
 	)
 	slots := make(chan struct{}, callsAtOnce)
 	for _, node := range inSequence(&rec.Definition) {
@@ -270,16 +271,21 @@ func (d *driver) look(ctx context.Context, rec *run.Record, all bool) (ended []O
 			if err != nil {
 				errs = append(errs, err)
 				if first {
-					delete(d.told, n.TaskID)
+					undone = append(undone, n.TaskID)
 				}
 			} else if o != nil {
 				ended = append(ended, *o)
-				d.listen(n.TaskID, nil)
-				delete(d.heard, n.TaskID)
 			}
 		})
 	}
 	wg.Wait()
+	for _, task := range undone {
+		delete(d.told, task)
+	}
+	for _, o := range ended {
+		d.listen(o.TaskID, nil)
+		delete(d.heard, o.TaskID)
+	}
 	return ended, errors.Join(errs...)
 }
 
