@@ -27,7 +27,7 @@ type Ref struct {
 }
 
 // Check adds every problem of r.
-func (r *Ref) Check(p *fleet.Problems) { token(p, "/run_id", string(r.RunID), true) }
+func (r *Ref) Check(p *fleet.Problems) { identifier(p, "/run_id", string(r.RunID), true) }
 
 // PartRef asks for a part of the document of a run that has ended: run part.
 type PartRef struct {
@@ -37,7 +37,7 @@ type PartRef struct {
 
 // Check adds every problem of r.
 func (r *PartRef) Check(p *fleet.Problems) {
-	token(p, "/run_id", string(r.RunID), true)
+	identifier(p, "/run_id", string(r.RunID), true)
 	p.Between("/offset", float64(r.Offset), 0, 1<<53-1)
 }
 

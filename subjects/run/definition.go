@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/token"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -79,17 +81,13 @@ const (
 	Orchestration = "orchestration"
 )
 
-// Bounds of a definition.
+// Bounds of a definition. With them a record, which holds the definition and
+// about a kilobyte for each node, is a message that the bus takes.
 const (
 	MaxNodes   = 1000
 	MaxItems   = 10_000 // of a fan-out
 	maxEdges   = 10_000
 	maxTimeout = 30 * 24 * 3600 // seconds
-
-	// The record of a run holds its definition and a status for each node, and
-	// is one message of the bus.
-	maxStatus = 1 << 10 // bytes that a status takes at most, its name excepted
-	maxRecord = 3 << 20
 )
 
 // Name is the node's id, or its agent's.
@@ -113,6 +111,9 @@ func Read(data []byte) (*Definition, error) {
 	if len(data) > fleet.MaxMessage {
 		return nil, subjects.Errorf(subjects.CodePayloadTooLarge, "%d bytes; at most %d are allowed", len(data), fleet.MaxMessage)
 	}
+	if err := plain(data); err != nil {
+		return nil, err
+	}
 	j, err := yaml.YAMLToJSON(data)
 	if err != nil {
 		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "not YAML: %w", err)
@@ -120,9 +121,34 @@ func Read(data []byte) (*Definition, error) {
 	return Decode(j)
 }
 
+// plain refuses YAML that costs more to read than its size tells.
+func plain(data []byte) error {
+	depth, line, entries := 0, 0, 0
+	for _, t := range lexer.Tokenize(string(data)) {
+		if t.Position.Line != line {
+			line, entries = t.Position.Line, 0
+		}
+		switch t.Type {
+		case token.AliasType, token.MergeKeyType:
+			return subjects.Errorf(subjects.CodeInvalidMessage, "line %d: aliases are not taken", line).WithRemedy("write out what it stands for")
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.SequenceEntryType, token.MappingKeyType:
+			entries++
+		default:
+		}
+		if depth > fleet.MaxDepth || entries > fleet.MaxDepth {
+			return subjects.Errorf(subjects.CodeInvalidMessage, "line %d: nested deeper than %d", line, fleet.MaxDepth)
+		}
+	}
+	return nil
+}
+
 // Check adds every problem of d and settles its defaults.
 func (d *Definition) Check(p *fleet.Problems) {
-	token(p, "/task_id", string(d.TaskID), false)
+	identifier(p, "/task_id", string(d.TaskID), false)
 	p.OneOf("/task_type", d.TaskType, MultiAgentRun, SingleAgent, Orchestration)
 	p.OneOf("/priority", string(d.Priority), string(fleet.Critical), "urgent", string(fleet.High), string(fleet.Normal), string(fleet.Low))
 	p.Between("/timeout", d.Timeout, 0, maxTimeout)
@@ -161,10 +187,6 @@ func (d *Definition) Check(p *fleet.Problems) {
 	for i := range d.Agents {
 		d.Agents[i].checkWords(p, "/agents/"+strconv.Itoa(i), names)
 	}
-	if n := d.room(); n > maxRecord {
-		p.Add(subjects.Errorf(subjects.CodePayloadTooLarge, "with the states of its nodes it takes up to %d bytes; at most %d are allowed", n, maxRecord).
-			WithRemedy("shorten the briefs and lists, or split the run"))
-	}
 	if edges > maxEdges {
 		p.Invalid("/agents", "expected at most %d dependencies, got %d", maxEdges, edges)
 		return
@@ -179,19 +201,10 @@ func (d *Definition) Check(p *fleet.Problems) {
 	}
 }
 
-// room is what a record of d takes at most.
-func (d *Definition) room() int {
-	n := len(fleet.MustEncode(d))
-	for i := range d.Agents {
-		n += len(d.Agents[i].Name()) + maxStatus
-	}
-	return n
-}
-
 // check checks what a node says of itself. What it has of a dispatch is judged
 // as the dispatch is.
 func (d *Definition) check(p *fleet.Problems, n *Node, at string) {
-	token(p, at+"/id", string(n.ID), false)
+	identifier(p, at+"/id", string(n.ID), false)
 	if n.AgentID == "" && n.ID == "" {
 		p.Invalid(at+"/id", "expected an id or an agent_id, got nothing")
 	}
@@ -330,7 +343,7 @@ func (d *Definition) cycle(names map[NodeID]int) []NodeID {
 	return nil
 }
 
-func token(p *fleet.Problems, pointer, s string, required bool) {
+func identifier(p *fleet.Problems, pointer, s string, required bool) {
 	if s == "" && !required || subjects.ValidToken(s) {
 		return
 	}

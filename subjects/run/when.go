@@ -29,7 +29,17 @@ type Before struct {
 }
 
 // maxWhen bounds the text of a condition.
-const maxWhen = 4096
+const maxWhen = 1024
+
+// functions are those that a condition may call. What it costs is bounded: none
+// of them makes more of what it is given, there are no ranges and no variables,
+// and what goes through a list is not nested.
+func functions() []string {
+	return []string{
+		"all", "none", "any", "one", "filter", "count", "len", "first", "last", "keys", "values", "sum", "min", "max", "abs",
+		"int", "float", "string", "trim", "lower", "upper", "indexOf", "fromJSON",
+	}
+}
 
 // env is what the names in a condition stand for.
 func env() map[string]any {
@@ -46,13 +56,20 @@ func Compile(text string) (*Condition, error) {
 	if err != nil {
 		return nil, errors.New(firstLine(err))
 	}
-	c := &Condition{}
-	ast.Walk(&tree.Node, (*mentions)(c))
-	c.program, err = expr.Compile(text, expr.Env(env()), expr.AsBool(), expr.DisableBuiltin("now"))
+	look := &reader{}
+	ast.Walk(&tree.Node, look)
+	if look.refused != "" {
+		return nil, errors.New(look.refused)
+	}
+	options := []expr.Option{expr.Env(env()), expr.AsBool(), expr.DisableAllBuiltins()}
+	for _, name := range functions() {
+		options = append(options, expr.EnableBuiltin(name))
+	}
+	program, err := expr.Compile(text, options...)
 	if err != nil {
 		return nil, errors.New(firstLine(err))
 	}
-	return c, nil
+	return &Condition{program: program, nodes: look.nodes}, nil
 }
 
 // firstLine is an error without the drawing of where it is.
@@ -64,22 +81,44 @@ func firstLine(err error) string {
 // Nodes are those that the condition names.
 func (c *Condition) Nodes() []NodeID { return c.nodes }
 
-// mentions collects the nodes that are named in outputs.x, outputs["x"] and the
-// same of status.
-type mentions Condition
+// reader looks through an expression. It collects the nodes that are named in
+// outputs.x, outputs["x"] and the same of status, and finds what is not allowed.
+type reader struct {
+	nodes   []NodeID
+	refused string
+}
 
 // Visit looks at one node of the expression.
-func (m *mentions) Visit(n *ast.Node) {
-	member, ok := (*n).(*ast.MemberNode)
-	if !ok {
-		return
+func (r *reader) Visit(n *ast.Node) {
+	switch n := (*n).(type) {
+	case *ast.MemberNode:
+		of, ok := n.Node.(*ast.IdentifierNode)
+		name, constant := n.Property.(*ast.StringNode)
+		if ok && constant && (of.Value == "outputs" || of.Value == "status") && !slices.Contains(r.nodes, NodeID(name.Value)) {
+			r.nodes = append(r.nodes, NodeID(name.Value))
+		}
+	case *ast.BinaryNode:
+		if n.Operator == ".." {
+			r.refused = "ranges are not allowed"
+		}
+	case *ast.VariableDeclaratorNode:
+		r.refused = "variables are not allowed"
+	case *ast.PredicateNode:
+		inner := &loops{}
+		if ast.Walk(&n.Node, inner); inner.n > 0 {
+			r.refused = "what goes through a list cannot be nested"
+		}
 	}
-	of, ok := member.Node.(*ast.IdentifierNode)
-	name, constant := member.Property.(*ast.StringNode)
-	if !ok || !constant || of.Value != "outputs" && of.Value != "status" || slices.Contains(m.nodes, NodeID(name.Value)) {
-		return
+}
+
+// loops counts what goes through a list.
+type loops struct{ n int }
+
+// Visit looks at one node of the expression.
+func (l *loops) Visit(n *ast.Node) {
+	if _, ok := (*n).(*ast.PredicateNode); ok {
+		l.n++
 	}
-	m.nodes = append(m.nodes, NodeID(name.Value))
 }
 
 // Holds evaluates the condition.

@@ -97,17 +97,17 @@ func TestDeadlineOverARestart(t *testing.T) {
 		k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
 		stop := serve(t, runs.Config{Bus: b})
 		began := time.Now()
-		id := start(t, b, `{"task_id":"slow","timeout":60,"agents":[{"id":"a","dependencies":[]},{"id":"b","dependencies":["a"]}]}`)
-		time.Sleep(30 * time.Second)
+		id := start(t, b, `{"task_id":"slow","timeout":20,"agents":[{"id":"a","dependencies":[]},{"id":"b","dependencies":["a"]}]}`)
+		time.Sleep(8 * time.Second)
 		stop()
-		time.Sleep(10 * time.Second)
+		time.Sleep(2 * time.Second)
 		serve(t, runs.Config{Bus: b})
-		time.Sleep(15 * time.Second)
+		time.Sleep(5 * time.Second)
 		if r := get(t, b, id); r.State != run.Running {
-			t.Fatalf("after 55 s the run is %s", r.State)
+			t.Fatalf("after 15 s the run is %s", r.State)
 		}
 		r := until(t, b, id, run.Expired)
-		if took := r.Ended.Sub(began); took < 59*time.Second || took > 65*time.Second {
+		if took := r.Ended.Sub(began); took < 19*time.Second || took > 25*time.Second {
 			t.Errorf("it ended after %s", took)
 		}
 		if n := k.count(func(j *job) bool { return j.canceled }); n != 1 || r.Nodes["a"].State != run.Canceled || r.Nodes["b"].State != run.Skipped {
@@ -234,7 +234,8 @@ func TestDocument(t *testing.T) {
 	id := start(t, b, `{"agents":[{"id":"a","dependencies":[]},{"id":"b","dependencies":[]},{"id":"c","dependencies":["a","b"]}],"output_location":"x/y.json"}`)
 	until(t, b, id, run.Done)
 	file, err := os.ReadFile(filepath.Join(dir, "x", "y.json"))
-	if got := document(t, b, id); err != nil || !bytes.Equal(got, file) || !bytes.Equal(got, document(t, b, id)) || len(got) < 1_100_000 {
+	got := document(t, b, id)
+	if err != nil || !bytes.Equal(got, file) || len(got) < 1_100_000 {
 		t.Errorf("document of %d bytes, file of %d, %v", len(got), len(file), err)
 	}
 	if _, err := ask[run.Output](t, b, "output", &run.Ref{RunID: id}); subjects.CodeOf(err) != subjects.CodePayloadTooLarge {
@@ -243,7 +244,10 @@ func TestDocument(t *testing.T) {
 	if files, err := os.ReadDir(filepath.Join(dir, "x")); err != nil || len(files) != 1 {
 		t.Errorf("left %v, %v", files, err)
 	}
-	o := output(t, b, id)
+	var o run.Output
+	if err := json.Unmarshal(got, &o); err != nil {
+		t.Fatal(err)
+	}
 	if o.Type != run.TypeOutput || len(o.Results) != 3 || o.Results[2].Result == nil || o.Tokens != 6 {
 		t.Errorf("the document is %+v", o)
 	}
