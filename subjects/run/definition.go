@@ -267,7 +267,8 @@ func (n *Node) checkWords(p *fleet.Problems, at string, names map[NodeID]int) {
 		depends("/fan_out/from", n.FanOut.From)
 	}
 	for q := range quotes(n.Brief) {
-		if _, known := names[q.name]; known && !(n.FanOut != nil && (q.name == quoteItem || q.name == quoteIndex)) {
+		of := n.FanOut != nil && (q.name == quoteItem || q.name == quoteIndex)
+		if _, known := names[q.name]; known && !of {
 			depends("/brief", q.name)
 		}
 	}

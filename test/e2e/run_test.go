@@ -18,14 +18,18 @@ import (
 	"parley/workers/agent"
 )
 
-const runNodes = 200
+// A run of runNodes nodes, one of which does runItems items.
+const (
+	runNodes = 200
+	runItems = 60
+)
 
 // runJournal is what the agents of TestRun have done.
 type runJournal struct {
 	mu    sync.Mutex
 	begun map[string]time.Time // by node: when it was begun for the first time
 	good  map[string]time.Time // when it succeeded
-	calls map[string]int       // successes
+	calls map[string][]string  // successes: task and attempt
 }
 
 // node does the work of one: it fails at times, and says what it was.
@@ -40,7 +44,7 @@ func (j *runJournal) node(_ context.Context, t *agent.Task, fail bool) (fleet.Re
 		return fleet.Result{}, &agent.Fail{Message: "not this time", Retryable: true}
 	}
 	j.good[string(name)] = time.Now()
-	j.calls[string(name)]++
+	j.calls[string(name)] = append(j.calls[string(name)], fmt.Sprintf("%s attempt %d", t.Dispatch.Task.TaskID, t.Dispatch.Attempt))
 	r := agent.Text("did " + string(name))
 	r.TokensSpent = 3
 	return r, nil
@@ -51,7 +55,7 @@ func (j *runJournal) node(_ context.Context, t *agent.Task, fail bool) (fleet.Re
 // worked for again, and there is one document, the same bytes at each look.
 func TestRun(t *testing.T) {
 	out := t.TempDir()
-	f := newFleet(t, "registry")
+	f := newFleet(t, "registry,sessions")
 	names := []string{"router", "runs"}
 	n := 0
 	serve := func(kind string) *process {
@@ -62,7 +66,7 @@ func TestRun(t *testing.T) {
 	for _, kind := range []string{"router", "router", "runs", "runs"} {
 		all = append(all, serve(kind))
 	}
-	j := &runJournal{begun: map[string]time.Time{}, good: map[string]time.Time{}, calls: map[string]int{}}
+	j := &runJournal{begun: map[string]time.Time{}, good: map[string]time.Time{}, calls: map[string][]string{}}
 	b, err := bus.Connect(t.Context(), bus.Config{URL: f.url})
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +80,10 @@ func TestRun(t *testing.T) {
 	var dice sync.Mutex
 	for i := range 4 {
 		w, newErr := agent.New(agent.Config{
-			ID: subjects.AgentID(fmt.Sprintf("w%d", i)), Bus: b, Heartbeat: time.Second, MaxParallel: 8,
+			ID: subjects.AgentID(fmt.Sprintf("w%d", i)), Bus: b, MaxParallel: 8,
+			// These agents never die. However long a broker takes to come back on
+			// a busy machine, nobody is to take them for lost.
+			Heartbeat: 10 * time.Second,
 			Handler: agent.HandlerFunc(func(ctx context.Context, task *agent.Task) (fleet.Result, error) {
 				dice.Lock()
 				fail := rng.IntN(10) == 0 && task.Dispatch.Attempt < 3
@@ -119,7 +126,7 @@ func TestRun(t *testing.T) {
 		}
 		switch k := kills % 6; {
 		case k == 5:
-			f.restartBroker("registry")
+			f.restartBroker("registry,sessions")
 		case kills < 20:
 			all[k%4].kill()
 			all[k%4] = serve(names[k%4/2])
@@ -164,6 +171,12 @@ type runNode struct {
 	Brief        string   `json:"brief"`
 	MaxRetries   int      `json:"max_retries"`
 	OnFailure    string   `json:"on_failure"`
+	FanOut       *runFan  `json:"fan_out,omitempty"`
+}
+
+type runFan struct {
+	Items       []int `json:"items"`
+	Concurrency int   `json:"concurrency"`
 }
 
 type runGraph struct {
@@ -188,6 +201,9 @@ func runDefinition(rng *rand.Rand) runGraph {
 				}
 			}
 		}
+		if i == runNodes/3 {
+			n.Brief, n.FanOut = n.ID+"-${index}", &runFan{Items: make([]int, runItems), Concurrency: 9}
+		}
 		d.Agents = append(d.Agents, n)
 	}
 	return d
@@ -198,23 +214,38 @@ func checkRun(t *testing.T, d runGraph, j *runJournal) {
 	t.Helper()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	twice := 0
+	tasks := map[string][]string{} // of a node, by what they are told
 	for _, n := range d.Agents {
-		begun, ok := j.begun[n.ID]
-		if !ok || j.good[n.ID].IsZero() {
-			t.Errorf("%s was never done", n.ID)
-			continue
-		}
-		if j.calls[n.ID] > 1 {
-			twice++
-			t.Errorf("%s succeeded %d times", n.ID, j.calls[n.ID])
-		}
-		for _, dep := range n.Dependencies {
-			if !begun.After(j.good[dep]) {
-				t.Errorf("%s began at %s, before %s had succeeded at %s", n.ID, begun, dep, j.good[dep])
+		tasks[n.ID] = []string{n.Brief}
+		if n.FanOut != nil {
+			tasks[n.ID] = nil
+			for i := range n.FanOut.Items {
+				tasks[n.ID] = append(tasks[n.ID], fmt.Sprintf("%s-%d", n.ID, i))
 			}
 		}
 	}
+	edges := 0
+	for _, n := range d.Agents {
+		for _, task := range tasks[n.ID] {
+			begun, ok := j.begun[task]
+			if !ok || j.good[task].IsZero() {
+				t.Errorf("%s was never done", task)
+				continue
+			}
+			if len(j.calls[task]) > 1 {
+				t.Errorf("%s succeeded %d times: %q", task, len(j.calls[task]), j.calls[task])
+			}
+			for _, dep := range n.Dependencies {
+				for _, before := range tasks[dep] {
+					edges++
+					if !begun.After(j.good[before]) {
+						t.Errorf("%s began at %s, before %s had succeeded at %s", task, begun, before, j.good[before])
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d edges", edges)
 }
 
 func checkRunOutput(t *testing.T, data []byte) {
@@ -228,6 +259,7 @@ func checkRunOutput(t *testing.T, data []byte) {
 			Result struct {
 				Output string `json:"output"`
 			} `json:"result"`
+			Each []json.RawMessage `json:"each"`
 		} `json:"results"`
 	}
 	if err := json.Unmarshal(data, &out); err != nil {
@@ -236,9 +268,17 @@ func checkRunOutput(t *testing.T, data []byte) {
 	if out.State != "done" || len(out.Results) != runNodes || out.Tokens < 3*runNodes {
 		t.Errorf("the document says %s, %d results, %d tokens", out.State, len(out.Results), out.Tokens)
 	}
+	items := 0
 	for _, r := range out.Results {
+		if r.Each != nil {
+			items += len(r.Each)
+			continue
+		}
 		if r.State != "done" || r.Result.Output != "did "+r.Node {
 			t.Errorf("%s: %s, %q", r.Node, r.State, r.Result.Output)
 		}
+	}
+	if items != runItems {
+		t.Errorf("the document has %d items, want %d", items, runItems)
 	}
 }

@@ -13,8 +13,8 @@ import (
 // maxContext bounds what a node is told of those before it, in bytes.
 const maxContext = 512 << 10
 
-// told is what a task is told of what came before.
-type told struct {
+// before is what a task is told of what came before.
+type before struct {
 	quoted run.Quoted
 	block  contextBlock
 }
@@ -38,7 +38,7 @@ func (w *Worker) dispatchOf(ctx context.Context, rec *run.Record, node *run.Node
 }
 
 // prepare is what the tasks of a node have in common.
-func (w *Worker) prepare(ctx context.Context, rec *run.Record, node *run.Node) (*fleet.Dispatch, told, error) {
+func (w *Worker) prepare(ctx context.Context, rec *run.Record, node *run.Node) (*fleet.Dispatch, before, error) {
 	d := node.Dispatch(&rec.Definition)
 	d.Task.RunID, d.Task.RunBudget, d.Deadline = rec.RunID, rec.Definition.TokenBudget, &rec.Deadline
 	if d.Brief == "" {
@@ -47,7 +47,7 @@ func (w *Worker) prepare(ctx context.Context, rec *run.Record, node *run.Node) (
 	if d.Brief == "" {
 		d.Brief = "Do your part of the run " + string(rec.RunID) + "."
 	}
-	t := told{quoted: run.Quoted{Outputs: map[run.NodeID]json.RawMessage{}}}
+	t := before{quoted: run.Quoted{Outputs: map[run.NodeID]json.RawMessage{}}}
 	t.block.PreviousResults, t.block.SharedData = []run.Previous{}, rec.Definition.SharedData
 	size := 0
 	for _, dep := range node.Dependencies {
@@ -72,7 +72,7 @@ func (w *Worker) prepare(ctx context.Context, rec *run.Record, node *run.Node) (
 }
 
 // item is the task of an item of a fan-out.
-func (t told) item(base *fleet.Dispatch, node *run.Node, task subjects.TaskID, index int, item json.RawMessage) (*fleet.Dispatch, error) {
+func (t before) item(base *fleet.Dispatch, node *run.Node, task subjects.TaskID, index int, item json.RawMessage) (*fleet.Dispatch, error) {
 	d := *base
 	d.Task.TaskID = task
 	t.quoted.Item, t.quoted.Index = item, index
@@ -81,7 +81,7 @@ func (t told) item(base *fleet.Dispatch, node *run.Node, task subjects.TaskID, i
 }
 
 // brief makes the brief of d from its template.
-func (t told) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, error) {
+func (t before) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, error) {
 	bare := d.Brief
 	if template != "" {
 		bare = run.Quote(template, t.quoted)
@@ -122,7 +122,8 @@ func (w *Worker) judge(ctx context.Context, rec *run.Record, name run.NodeID) (V
 		b := run.Before{Outputs: map[run.NodeID]json.RawMessage{}, Status: map[run.NodeID]run.State{}, Shared: rec.Definition.SharedData}
 		for _, dep := range node.Dependencies {
 			b.Status[dep] = rec.Nodes[dep].State
-			output, err := w.outputOf(ctx, rec, dep)
+			var output json.RawMessage
+			output, err = w.outputOf(ctx, rec, dep)
 			if subjects.CodeOf(err) == subjects.CodePayloadTooLarge {
 				return Verdict{Err: err.Error()}, nil
 			}

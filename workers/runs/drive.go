@@ -327,20 +327,3 @@ func (d *driver) ask(ctx context.Context, rec *run.Record, node *run.Node, task 
 	}
 	return &Outcome{Node: node.Name(), TaskID: task, Status: e.status}, nil
 }
-
-// cancelNode has the tasks of a node canceled that is so in next.
-func (d *driver) cancelNode(ctx context.Context, rec *run.Record, name run.NodeID, next *run.Record) error {
-	for _, node := range inSequence(&rec.Definition) {
-		if node.Name() != name || node.FanOut == nil {
-			continue
-		}
-		items, err := d.cancelItems(ctx, rec, node, next.Reason)
-		if err == nil && items != nil {
-			n := next.Nodes[name]
-			n.Items = items
-			next.Nodes[name] = n
-		}
-		return err
-	}
-	return d.cancelTask(ctx, rec.From, rec.Nodes[name].TaskID, next.Reason)
-}

@@ -103,7 +103,7 @@ func (f *fan) once(ctx context.Context) (*Outcome, error) {
 		list, err = f.node.FanOut.Unfold(output)
 	}
 	var base *fleet.Dispatch
-	var told told
+	var told before
 	if err == nil {
 		base, told, err = f.prepare(ctx, f.rec, f.node)
 	}
@@ -136,7 +136,7 @@ type pool struct {
 	*fan
 	list []json.RawMessage
 	base *fleet.Dispatch
-	told told
+	told before
 	most int // tasks at a time
 
 	box     *box
@@ -172,7 +172,7 @@ type called struct {
 	begun bool // it was a dispatch
 }
 
-func newPool(f *fan, list []json.RawMessage, base *fleet.Dispatch, told told) *pool {
+func newPool(f *fan, list []json.RawMessage, base *fleet.Dispatch, told before) *pool {
 	most := f.node.FanOut.Concurrency
 	if most == 0 {
 		most = max(len(list), 1)
@@ -451,59 +451,4 @@ func (p *pool) outcome() *Outcome {
 		s.Reason = run.Short(r)
 	}
 	return &Outcome{Node: p.node.Name(), TaskID: p.status.TaskID, Status: s}
-}
-
-// cancelItems has every task canceled that an item may have under way, and says
-// what had ended by then. Nothing more of the node is begun here.
-func (d *driver) cancelItems(ctx context.Context, rec *run.Record, node *run.Node, why *fleet.Reason) (*run.Items, error) {
-	n := rec.Nodes[node.Name()]
-	if f := d.fans[n.TaskID]; f != nil {
-		f.halt()
-	}
-	output, err := d.outputOf(ctx, rec, node.FanOut.From)
-	if err != nil {
-		return nil, err
-	}
-	list, err := node.FanOut.Unfold(output)
-	if err != nil {
-		return nil, nil //nolint:nilerr // it has no items
-	}
-	chunks, err := d.readChunks(ctx, rec.RunID, node.Name(), 0, -1)
-	if err != nil {
-		return nil, err
-	}
-	count := &run.Items{Total: len(list), Chunks: len(chunks)}
-	over := map[int]bool{}
-	for _, c := range chunks {
-		for _, i := range c.Items {
-			switch {
-			case over[i.Index] || i.State != run.Done && i.Generation != n.Generation:
-				continue
-			case i.State == run.Done:
-				count.Done++
-			default:
-				count.Failed++
-			}
-			over[i.Index] = true
-		}
-	}
-	var wg sync.WaitGroup
-	errs := make(chan error, len(list))
-	slots := make(chan struct{}, fanCalls)
-	for i := range list {
-		if over[i] {
-			continue
-		}
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			errs <- d.cancelTask(ctx, rec.From, ItemID(rec.RunID, node.Name(), n.Generation, i), why)
-		})
-	}
-	wg.Wait()
-	close(errs)
-	for e := range errs {
-		err = errors.Join(err, e)
-	}
-	return count, err
 }

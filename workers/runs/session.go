@@ -71,11 +71,11 @@ func (d *driver) follow(id subjects.SessionID) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.Worker.news, d.session.of)
+	delete(d.news, d.session.of)
 	d.session.of, d.session.news = id, nil
 	if id != "" {
 		d.session.news = &news{kick: make(chan struct{}, 1)}
-		d.Worker.news[id] = d.session.news
+		d.news[id] = d.session.news
 	}
 }
 
