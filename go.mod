@@ -33,7 +33,7 @@ require github.com/gowebpki/jcs v1.0.1
 
 require github.com/goccy/go-yaml v1.18.0
 
-require github.com/expr-lang/expr v1.17.6 // indirect
+require github.com/expr-lang/expr v1.17.6
 
 require (
 	dario.cat/mergo v1.0.1 // indirect

@@ -151,6 +151,24 @@ agents:
 	s.run(t, "schema", "task-definition").check(t, 0, "fan_out", "")
 }
 
+// The examples run as they say.
+func TestRunExamples(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	_, url := s.up(t, "--run-output", filepath.Join(s.home(), "out"))
+	s.environ = append(s.environ, "NATS_URL="+url)
+	for _, id := range []string{"discovery-cartographer", "compose-engineer", "secrets-steward", "review-agent", "writer"} {
+		s.agent(t, id, "--", "sh", "../../docs/examples/agent.sh")
+	}
+	s.agent(t, "lister", "--", "sh", "-c", `cat >/dev/null; echo '["router.go","bus.go","cli.go"]'`)
+	s.agent(t, "reviewer", "--", "sh", "-c", `cat >/dev/null; echo '{"severity": 3}'`)
+	s.run(t, "run", "start", "../../docs/examples/infrastructure.yaml", "--wait").check(t, 0, `"node": "review-agent"`, "review-agent done")
+	s.run(t, "run", "start", "../../docs/examples/review.yaml", "--wait").check(t, 0, `"severity": 3`, "alarm skipped")
+	if document, err := os.ReadFile(filepath.Join(s.home(), "out", "results", "multi-agent-run.json")); err != nil || !strings.Contains(string(document), `"state": "done"`) {
+		t.Errorf("the document is %s, %v", document, err)
+	}
+}
+
 // A tree shows each node once, below one that it depends on; a large one what
 // matters.
 func TestTree(t *testing.T) {
