@@ -218,6 +218,8 @@ func (b *Bus) options() ([]nats.Option, error) {
 		nats.ReconnectWait(250 * time.Millisecond),
 		nats.ReconnectJitter(250*time.Millisecond, 500*time.Millisecond),
 		nats.DrainTimeout(closeTimeout),
+		// Its default, 65 536, has every read in batches clear half a megabyte.
+		nats.SyncQueueLen(4 * maxRead),
 		nats.PermissionErrOnSubscribe(true),
 		nats.ErrorHandler(b.onError),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {

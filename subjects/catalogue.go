@@ -31,6 +31,7 @@ const (
 	HeaderWriteID   = "Fleet-Write-Id"  // tells one's own write from another's
 	HeaderAgent     = "Fleet-Agent"     // who sends, for readers; the subject proves it
 	HeaderSession   = "Fleet-Session"   // the session it belongs to
+	HeaderTask      = "Fleet-Task"      // the task whose result it brings
 	HeaderTimestamp = "Fleet-Timestamp" // when it was signed
 	HeaderSignature = "Fleet-Signature" // see package subjects/identity
 	HeaderWriter    = "Fleet-Writer"    // the worker that wrote a record
@@ -118,6 +119,7 @@ func apiEntries() []Entry {
 		{"run", "get", "Ref → RUN_RECORD", "orchestrator", "runs", "How far a run has come."},
 		{"run", "list", "– → List", "orchestrator", "runs", "The runs that live and those that ended lately."},
 		{"run", "output", "Ref → Output", "orchestrator", "runs", "The document of a run that has ended."},
+		{"run", "part", "PartRef → Part", "orchestrator", "runs", "A part of it, of any size: the same bytes each time."},
 		{"run", "cancel", "Ref → RUN_RECORD", "orchestrator", "runs", "End a run, and its tasks."},
 		{"run", "pause", "Ref → RUN_RECORD", "orchestrator", "runs", "Begin nothing more; what is under way goes on."},
 		{"run", "resume", "Ref → RUN_RECORD", "orchestrator", "runs", "Go on with a paused run."},
@@ -160,15 +162,15 @@ func runEntries() []Entry {
 			Description: "How far a run has come: the truth about it, written by compare-and-set.",
 		},
 		{
-			Pattern: "fleet.runevent.<run>", Message: "RUN_RECORD",
-			Writer: "stream", Readers: "operator, dashboard",
-			Description: "Each record once it is stored. Best effort: run get has the last one.",
+			Pattern: "fleet.runevent.<run>", Message: "RUN_RECORD or RUN_OUTPUT",
+			Writer: "stream, runs", Readers: "operator, dashboard",
+			Description: "Each record once it is stored, then the document (Fleet-Kind output) if a message holds it. Best effort: run get and run output have both.",
 		},
 		{
-			Pattern: "fleet.runresult.<run>.<task>", Message: "TASK_RESULT",
+			Pattern: "fleet.runresult.<run>.<task>", Message: "TASK_RESULT or Chunk",
 			Writer: "runs", Readers: "runs",
 			Kept: "40 days", Stream: StreamRuns,
-			Description: "What a task of a run has come to.",
+			Description: "What a task of a run has come to; of a fan-out, chunk by chunk, what its items have.",
 		},
 	}
 }

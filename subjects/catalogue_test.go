@@ -65,7 +65,7 @@ func TestPermissions(t *testing.T) {
 		"fleet.api.bob.session.handshake", "fleet.api.bob.session.list", "fleet.api.bob.session.put",
 		"fleet.api.bob.session.update",
 		"fleet.api.bob.run.cancel", "fleet.api.bob.run.get", "fleet.api.bob.run.list", "fleet.api.bob.run.output",
-		"fleet.api.bob.run.pause", "fleet.api.bob.run.resume", "fleet.api.bob.run.retry", "fleet.api.bob.run.start",
+		"fleet.api.bob.run.part", "fleet.api.bob.run.pause", "fleet.api.bob.run.resume", "fleet.api.bob.run.retry", "fleet.api.bob.run.start",
 		"fleet.api.bob.mesh.get", "fleet.api.bob.mesh.inbox", "fleet.api.bob.mesh.send", "fleet.api.bob.mesh.thread",
 		"fleet.api.bob.mesh.wait", "fleet.mesh.*.bob",
 	}

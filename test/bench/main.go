@@ -51,6 +51,7 @@ var parts = []struct {
 	{"throughput", throughput},
 	{"writes", writes},
 	{"latency", latency},
+	{"runs", runsPart},
 	{"storm", storm},
 	{"match", match},
 	{"a2a", a2aPart},

@@ -48,6 +48,7 @@ type spec struct {
 	Waiting  int     `json:"waiting"` // tasks that nobody can do, dispatched before
 	Classes  int     `json:"classes"` // of the waiting ones
 
+	Run     string `json:"run"`     // what of a run is measured, "" nothing; see runs.go
 	Storm   string `json:"storm"`   // what fails beside, "" nothing; see storm.go
 	Failing int    `json:"failing"` // tasks of the storm
 
