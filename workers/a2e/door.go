@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -137,9 +138,14 @@ type line struct {
 }
 
 // readLines reads lines until one is too long or the input ends; the last of
-// lines has the reason.
+// lines has the reason. What is still sent when ctx has ended is read away, so
+// that the other side can read why.
 func readLines(ctx context.Context, r io.Reader, lines chan<- line) {
 	br := bufio.NewReaderSize(r, 64<<10)
+	defer func() {
+		<-ctx.Done()
+		_, _ = io.CopyN(io.Discard, r, mostUnread)
+	}()
 	for {
 		data, err := readLine(br)
 		if data = bytes.TrimSpace(data); len(data) == 0 && err == nil {
@@ -179,6 +185,25 @@ func readLine(br *bufio.Reader) ([]byte, error) {
 	}
 }
 
+// Bounds of what is read away of a connection that is being closed.
+const (
+	mostUnread = 8 << 20
+	unreadFor  = time.Second
+)
+
+// hangUp closes c for writing, and is to be followed by the end of reading.
+func hangUp(c conn) {
+	if half, ok := c.(interface {
+		CloseWrite() error
+		SetReadDeadline(t time.Time) error
+	}); ok {
+		_ = half.CloseWrite()
+		_ = half.SetReadDeadline(time.Now().Add(unreadFor))
+		return
+	}
+	_ = c.Close()
+}
+
 // talk is one session of a Door.
 type talk struct {
 	door    Door
@@ -207,8 +232,11 @@ func (d Door) serve(ctx context.Context, c conn) error {
 	} else {
 		reading.Go(read)
 	}
-	defer reading.Wait()
-	defer func() { _ = c.Close() }()
+	defer func() {
+		hangUp(c)
+		reading.Wait()
+		_ = c.Close()
+	}()
 	defer t.calls.Wait()
 	defer cancel(errGone)
 	if err := t.shake(ctx); err != nil {
@@ -250,7 +278,7 @@ func (t *talk) shake(ctx context.Context) error {
 		if err := t.write(r); err != nil {
 			return err
 		}
-		return r.Error
+		return fmt.Errorf("refused: %s", r.Reason)
 	}
 	q, err := a2e.DecodeRequest(first.data) // the backend has taken it
 	if err != nil {
