@@ -79,7 +79,7 @@ func listenA2E(address string, asks bool) (net.Listener, error) {
 // listenUnix takes the place of a socket that nobody listens on any more.
 func listenUnix(path string) (net.Listener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSocket != 0 {
-		c, derr := net.DialTimeout("unix", path, time.Second)
+		c, derr := (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), "unix", path)
 		if derr == nil {
 			return nil, errors.Join(errors.New("another process listens there"), c.Close())
 		}

@@ -28,7 +28,7 @@ type check struct {
 }
 
 // notHere says why a check could not be made in this fleet.
-type notHere string
+type notHere string //nolint:errname // it reads as what it is: return notHere("…")
 
 // Error gives the reason.
 func (n notHere) Error() string { return string(n) }

@@ -48,7 +48,6 @@ func openSession(ctx context.Context, v *validation) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	v.session = r.value
 	v.sessions = append(v.sessions, r.value.Session.SessionID)
 	if _, err := subjects.ParseSessionID(string(r.value.Session.SessionID)); err != nil {
 		return "", err
@@ -56,6 +55,7 @@ func openSession(ctx context.Context, v *validation) (string, error) {
 	if life := r.value.Session.ExpiresAt.Sub(r.value.Session.CreatedAt); life != handshake.TokenLife || r.value.Session.Orchestrator != v.c.from {
 		return "", fmt.Errorf("its token lasts %s, its owner is %s; want %s and %s", life, r.value.Session.Orchestrator, handshake.TokenLife, v.c.from)
 	}
+	v.session = r.value
 	return string(r.value.Session.SessionID), nil
 }
 
@@ -224,7 +224,7 @@ func authChecks() []check {
 			return "let in", err
 		}},
 		{group, "a bad token is refused", withToken(func(v *validation) (string, error) {
-			return v.session.Token[:len(v.session.Token)-4] + "AAAA", nil
+			return v.session.Token[:max(len(v.session.Token)-4, 0)] + "AAAA", nil
 		}, subjects.CodeAuthFailed)},
 		{group, "a token cannot be made to last longer", withToken(func(v *validation) (string, error) {
 			parts := strings.Split(v.session.Token, ".")
@@ -277,8 +277,8 @@ func forgedResult(ctx context.Context, v *validation) (string, error) {
 		return "", err
 	}
 	err = v.until(ctx, "an agent to hold the task", func() (bool, error) {
-		r, err := call[fleet.TaskView](ctx, v.c, "task", "get", fleet.TaskRef{TaskID: task})
-		return r.value.State == fleet.StateWorking, err
+		r, rerr := call[fleet.TaskView](ctx, v.c, "task", "get", fleet.TaskRef{TaskID: task})
+		return r.value.State == fleet.StateWorking, rerr
 	})
 	if err != nil {
 		return "", err

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +42,7 @@ type a2eFleet struct {
 func newA2EFleet(t *testing.T) *a2eFleet {
 	t.Helper()
 	f := &a2eFleet{TB: t, dir: t.TempDir(), tcp: deploy.FreeAddress(t)}
-	sockets, err := os.MkdirTemp("", "a2e") // the path of a socket must be short
+	sockets, err := os.MkdirTemp("", "a2e") //nolint:usetesting // the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -341,12 +342,11 @@ func (t *a2eTalk) asks(id, call string, params any, wait float64) a2eMessage {
 func TestA2E(t *testing.T) {
 	t.Parallel()
 	f := newA2EFleet(t)
-	for name, open := range f.transports() {
+	for name := range f.transports() {
 		t.Run(name, func(t *testing.T) {
 			own := *f
 			own.TB = t
-			f := &own
-			open = f.transports()[name]
+			open := own.transports()[name]
 			for _, bad := range []struct {
 				reason, version, token string
 				caps                   []string
@@ -365,7 +365,7 @@ func TestA2E(t *testing.T) {
 			if !hello.OK || hello.MaxParallel != 4 || len(hello.Caps) != 4 || !hello.Caps[0].Enabled || !hello.Caps[1].Enabled || !hello.Caps[2].Enabled || hello.Caps[3].Enabled {
 				t.Fatalf("handshake = %+v", hello)
 			}
-			f.work(talk, name)
+			own.work(talk, name)
 		})
 	}
 	t.Run("cut", func(t *testing.T) { f.cut(t) })
@@ -380,7 +380,7 @@ func (f *a2eFleet) work(talk *a2eTalk, name string) {
 		return map[string]any{"task": map[string]any{"task_id": fmt.Sprintf("%s-%d", name, n)}, "brief": brief}
 	}
 	for n := range 4 {
-		if m := talk.asks(fmt.Sprint(n), "dispatch", task(n), 0); !m.OK || m.Result.TaskID != fmt.Sprintf("%s-%d", name, n) {
+		if m := talk.asks(strconv.Itoa(n), "dispatch", task(n), 0); !m.OK || m.Result.TaskID != fmt.Sprintf("%s-%d", name, n) {
 			f.Fatalf("dispatch %d = %+v", n, m)
 		}
 	}

@@ -69,9 +69,9 @@ func TestAppenders(t *testing.T) {
 					return
 				}
 				q := handshake.Append{SessionID: id, Key: strconv.Itoa(i), Entry: handshake.Entry{Status: "completed", Output: fleet.MustEncode(i)}}
-				a, err := askSession[handshake.Appended](boss, "append", q)
-				if err != nil {
-					t.Errorf("append %d = %v", i, err)
+				a, refused := askSession[handshake.Appended](boss, "append", q)
+				if refused != nil {
+					t.Errorf("append %d = %v", i, refused)
 					return
 				}
 				versions[i] = a.Version
@@ -123,8 +123,8 @@ func askSession[T any](c sessionCaller, verb string, req any) (v T, err error) {
 	ctx, cancel := context.WithTimeout(c.tb.Context(), 4*patience)
 	defer cancel()
 	again := func(m bus.Msg) bool {
-		_, err := fleet.DecodeReply[fleet.Unknown](m.Data)
-		return subjects.CodeOf(err) == subjects.CodeUnavailable
+		_, refused := fleet.DecodeReply[fleet.Unknown](m.Data)
+		return subjects.CodeOf(refused) == subjects.CodeUnavailable
 	}
 	m, err := c.b.RequestUntil(ctx, subjects.API("boss", "session", verb), fleet.MustEncode(req), nil, patience/3, again)
 	if err != nil {

@@ -373,7 +373,11 @@ func TestDoorBoundsCallsAndConnections(t *testing.T) {
 		for i := range 20 { // 4 + 16
 			c.send(callOf(strconv.Itoa(i), "", messages.Get, messages.Work{TaskID: "t"}))
 		}
-		go c.send(callOf("over", "", messages.Get, messages.Work{TaskID: "t"})) // a pipe holds nothing
+		go func() { // a pipe holds nothing
+			if _, err := c.c.Write(append(callOf("over", "", messages.Get, messages.Work{TaskID: "t"}), '\n')); err != nil {
+				t.Error(err)
+			}
+		}()
 		if r := wants(t, "one call more", c.reply(), subjects.CodeRateLimited); r.ReqID != "over" {
 			t.Errorf("refused %+v", r)
 		}

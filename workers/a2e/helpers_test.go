@@ -42,7 +42,7 @@ type task struct {
 	ended   chan struct{}
 }
 
-const goodSessionToken = "parley1.good" //nolint:gosec // a test's
+const goodSessionToken = "parley1.good"
 
 // newStage has an agent with tools and every worker.
 func newStage(t *testing.T) *stage {
