@@ -330,7 +330,7 @@ func TestDoorTimes(t *testing.T) {
 		}
 		c = p.dial(t)
 		c.shake()
-		time.Sleep(4 * time.Minute)
+		<-time.After(4 * time.Minute)
 		c.send(callOf("1", "", messages.Get, messages.Work{TaskID: "t"}))
 		c.reply()
 		begin = time.Now()
@@ -344,7 +344,7 @@ func TestDoorTimes(t *testing.T) {
 		c := p.dial(t)
 		c.shake()
 		c.send(callOf("1", "", messages.Get, messages.Work{TaskID: "t"}))
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		close(hold)
 		c.reply()
 		_ = c.c.Close()
@@ -358,7 +358,7 @@ func TestDoorLetsGoOfWhoDoesNotRead(t *testing.T) {
 		c.shake()
 		begin := time.Now()
 		c.send(callOf("1", "", messages.Get, messages.Work{TaskID: "t"}))
-		time.Sleep(31 * time.Second) // without reading
+		<-time.After(31 * time.Second) // without reading
 		if _, err := c.c.Write([]byte("x\n")); !errors.Is(err, io.ErrClosedPipe) {
 			t.Errorf("after %s: %v, want that the connection is closed", time.Since(begin), err)
 		}
