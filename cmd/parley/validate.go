@@ -374,9 +374,9 @@ func (v *validation) dispatch(ctx context.Context, name, brief string, change fu
 // ended waits for the end of a task.
 func (v *validation) ended(ctx context.Context, id subjects.TaskID) (t fleet.TaskView, err error) {
 	err = v.until(ctx, "the end of "+string(id), func() (bool, error) {
-		r, err := call[fleet.TaskView](ctx, v.c, "task", "wait", fleet.TaskWait{TaskID: id, TimeoutSeconds: 2})
+		r, rerr := call[fleet.TaskView](ctx, v.c, "task", "wait", fleet.TaskWait{TaskID: id, TimeoutSeconds: 2})
 		t = r.value
-		return t.State.Terminal(), err
+		return t.State.Terminal(), rerr
 	})
 	return t, err
 }

@@ -130,8 +130,12 @@ func TestRefusedWith(t *testing.T) {
 		err  error
 		fine bool
 	}{
-		{no, true}, {fmt.Errorf("ask: %w", no), true}, {fmt.Errorf("publish: %w", bus.ErrDenied), true},
-		{nil, false}, {subjects.Errorf(subjects.CodeForbidden, "no"), false}, {errors.New("broken"), false},
+		{no, true},
+		{fmt.Errorf("ask: %w", no), true},
+		{fmt.Errorf("publish: %w", bus.ErrDenied), true},
+		{nil, false},
+		{subjects.Errorf(subjects.CodeForbidden, "no"), false},
+		{errors.New("broken"), false},
 	} {
 		if found, err := refusedWith(tt.err, subjects.CodeNotFound); (err == nil) != tt.fine || tt.fine && !strings.Contains(found, "refused") {
 			t.Errorf("%v: %q, %v", tt.err, found, err)

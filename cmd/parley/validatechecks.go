@@ -193,8 +193,8 @@ func relay(ctx context.Context, v *validation) (string, error) {
 		}
 		v.version = uint64(i + 1)
 		err = v.until(ctx, "the result of "+string(task)+" in the context", func() (bool, error) {
-			r, err := call[handshake.ReadReply](ctx, v.c, "session", "context", handshake.Read{SessionID: v.session.Session.SessionID, AfterVersion: uint64(i)})
-			return err == nil && len(r.value.Records) == 1 && r.value.Records[0].Entry.TaskID == task, err
+			r, rerr := call[handshake.ReadReply](ctx, v.c, "session", "context", handshake.Read{SessionID: v.session.Session.SessionID, AfterVersion: uint64(i)})
+			return rerr == nil && len(r.value.Records) == 1 && r.value.Records[0].Entry.TaskID == task, rerr
 		})
 		if err != nil {
 			return "", err

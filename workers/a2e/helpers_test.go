@@ -292,7 +292,7 @@ func hello(agent subjects.AgentID, token string, caps ...messages.Capability) []
 }
 
 // callOf is a call/req.
-func callOf(id string, session string, verb messages.Verb, params any, wait ...float64) []byte {
+func callOf(id, session string, verb messages.Verb, params any, wait ...float64) []byte {
 	c := messages.Call{Header: head(messages.TypeCall, id), SessionID: session, Call: verb}
 	if params != nil {
 		c.Params = fleet.MustEncode(params)
