@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,12 +42,12 @@ func TestAppenders(t *testing.T) {
 			"--replicas", "3", "--http", page, "--max-store", "512MiB"))
 		s.well("http://" + page + "/readyz")
 	}
-	var urls string
+	var urls strings.Builder
 	for _, n := range nodes {
-		urls += s.URL(n) + ","
+		urls.WriteString(s.URL(n) + ",")
 	}
 	b, err := bus.Connect(t.Context(), bus.Config{
-		URL: urls[:len(urls)-1], Name: "appenders", CA: s.CA, User: deploy.Worker, Password: deploy.Password(deploy.Worker), ConnectTimeout: patience,
+		URL: urls.String()[:len(urls.String())-1], Name: "appenders", CA: s.CA, User: deploy.Worker, Password: deploy.Password(deploy.Worker), ConnectTimeout: patience,
 	})
 	if err != nil {
 		t.Fatal(err)
