@@ -80,6 +80,22 @@ func (b *Bus) ServiceDurability(ctx context.Context, name string) (Durability, e
 	return Durability{SyncAlways: always, Embedded: embedded}, nil
 }
 
+// ServiceLives reports whether a service of that name runs anywhere.
+func (b *Bus) ServiceLives(ctx context.Context, name string) (bool, error) {
+	subject, err := micro.ControlSubject(micro.PingVerb, name, "")
+	if err != nil {
+		return false, fmt.Errorf("look for service %s: %w", name, err)
+	}
+	_, err = b.Request(ctx, subject, nil, nil)
+	if errors.Is(err, ErrNoResponders) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for service %s: %w", name, err)
+	}
+	return true, nil
+}
+
 // idleHandlers is how many goroutines wait for the next requests.
 const idleHandlers = 64
 

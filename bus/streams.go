@@ -160,6 +160,9 @@ func sessionAssets(p Provisioning, size sizes) []asset {
 			MaxBytes:    size.audit,
 			Metadata:    map[string]string{"writer": "audit"},
 		}},
+		{keepSize: keep, stream: bucket(subjects.BucketA2E, "a2e", "Sessions of agents that use the fleet as their environment, 24 h", jetstream.StreamConfig{
+			MaxAge: day, AllowMsgTTL: true, MaxBytes: size.bucket,
+		})},
 		{keepSize: keep, stream: objects(subjects.ObjectsOutputs, "sessions", "Large outputs of sessions, in parts", size.bucket)},
 	}
 }

@@ -57,6 +57,7 @@ func TestPermissions(t *testing.T) {
 	t.Parallel()
 	api := []string{
 		"fleet.a2a.bob.*", "fleet.a2a.bob.confirm.*.*",
+		"fleet.api.bob.a2e.call", "fleet.api.bob.a2e.handshake",
 		"fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
 		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
 		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",

@@ -177,7 +177,7 @@ func (c *client) unanswered(err error, noun, verb string) error {
 		worker = "sessions"
 	case noun == "run":
 		worker = "runs"
-	case noun == "mesh":
+	case noun == "mesh", noun == "a2e":
 		worker = noun
 	}
 	p := &problem{exit: codeExit(subjects.CodeUnavailable), err: err}

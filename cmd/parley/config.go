@@ -81,6 +81,9 @@ type config struct {
 	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
+	A2EListen     string   `envconfig:"PARLEY_A2E_LISTEN" json:"a2e_listen" flag:"a2e-listen" desc:"where agents connect that use the fleet as their A2E environment: host:port or unix:/path; none when empty"`
+	A2ETokens     string   `envconfig:"PARLEY_A2E_TOKENS" json:"a2e_tokens" flag:"a2e-tokens" desc:"file with a line 'agent token' for each A2E agent; that of --a2a-tokens when empty"`
+	A2EParallel   int      `envconfig:"PARLEY_A2E_MAX_PARALLEL" json:"a2e_max_parallel" flag:"a2e-max-parallel" desc:"tasks and runs that an A2E session may have under way; 0 is 4"`
 	MCP           bool     `envconfig:"PARLEY_MCP" json:"mcp" flag:"mcp" desc:"serve MCP at /mcp of the HTTP port, to those who may call the A2A gateway"`
 	// MCPEscalations is for parley mcp, too.
 	MCPEscalations  bool `envconfig:"PARLEY_MCP_ESCALATIONS" json:"mcp_escalations" flag:"mcp-escalations" desc:"offer MCP clients the tool that decides for a human about what waits for one"`

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"parley/subjects"
+	"parley/subjects/a2e"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 	"parley/subjects/mesh"
@@ -167,7 +168,7 @@ func (a *app) schemaCommand() *cobra.Command {
 
 // schemas names the messages of every protocol that have a JSON Schema.
 func schemas() []string {
-	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), runwire.Schemas())
+	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), runwire.Schemas(), a2e.Schemas())
 }
 
 func schema(name string) ([]byte, error) {
@@ -178,6 +179,8 @@ func schema(name string) ([]byte, error) {
 		return mesh.Schema(name)
 	case slices.Contains(runwire.Schemas(), name):
 		return runwire.Schema(name)
+	case slices.Contains(a2e.Schemas(), name):
+		return a2e.Schema(name)
 	}
 	data, err := fleet.Schema(name)
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "gateway"}
+	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "a2e", "gateway"}
 }
 
 // worker makes the worker called name; its pages, if it has any, go to h, and
@@ -109,6 +109,8 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *me
 		}
 		m.add(func(f *fleet.Figures) { f.AddWebhooks(new(w.Figures())) })
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "a2e":
+		return a.a2e(b, log, h)
 	case "gateway":
 		return a.gateway(b, log, h)
 	}
