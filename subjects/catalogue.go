@@ -79,7 +79,7 @@ func Catalogue() []Entry {
 			Writer: "registry", Readers: "orchestrator, operator",
 			Description: "An instance went live, was lost, drains or was resumed.",
 		},
-	}, apiEntries()...), slices.Concat(taskEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), auditEntries())...)
+	}, apiEntries()...), slices.Concat(taskEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), scheduleEntries(), auditEntries())...)
 }
 
 // apiEntries are the endpoints of the micro service "fleet".

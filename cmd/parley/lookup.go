@@ -13,6 +13,7 @@ import (
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 	"parley/subjects/mesh"
+	"parley/subjects/schedule"
 )
 
 func (a *app) subjectsCommand() *cobra.Command {
@@ -165,7 +166,7 @@ func (a *app) schemaCommand() *cobra.Command {
 }
 
 // schemas names the messages of every protocol that have a JSON Schema.
-func schemas() []string { return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas()) }
+func schemas() []string { return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), schedule.Schemas()) }
 
 func schema(name string) ([]byte, error) {
 	switch {
@@ -173,6 +174,8 @@ func schema(name string) ([]byte, error) {
 		return handshake.Schema(name)
 	case slices.Contains(mesh.Schemas(), name):
 		return mesh.Schema(name)
+	case slices.Contains(schedule.Schemas(), name):
+		return schedule.Schema(name)
 	}
 	data, err := fleet.Schema(name)
 	if err != nil {

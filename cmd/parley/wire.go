@@ -19,13 +19,14 @@ import (
 	"parley/workers/registry"
 	"parley/workers/router"
 	"parley/workers/runs"
+	"parley/workers/schedules"
 	"parley/workers/sessions"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "gateway"}
+	return []string{"registry", "sessions", "audit", "router", "mesh", "runs", "schedules", "webhooks", "escalation", "gateway"}
 }
 
 // worker makes the worker called name; its pages, if it has any, go to h.
@@ -84,6 +85,12 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
 	case "runs":
 		w, err := runs.New(runs.Config{Bus: b, Operators: a.operators(), OutputDir: a.conf.RunOutput, Version: semver(), Log: log})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+	case "schedules":
+		w, err := schedules.New(schedules.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log})
 		if err != nil {
 			return workers.Worker{}, err
 		}
