@@ -44,7 +44,7 @@ func TestServerAgrees(t *testing.T) {
 }
 
 func serverAgrees(t *testing.T, begin time.Time) {
-	time.Sleep(time.Until(begin))
+	pass(time.Until(begin))
 	b := bustest.NewFake(t).Bus(t)
 	var mu sync.Mutex
 	got := map[string][]string{}
@@ -67,7 +67,7 @@ func serverAgrees(t *testing.T, begin time.Time) {
 			t.Fatalf("%s: %v", d.cron, err)
 		}
 	}
-	time.Sleep(96*time.Hour + 10*time.Second)
+	pass(96*time.Hour + 10*time.Second)
 	until := time.Now().Add(-5 * time.Second)
 	mu.Lock()
 	defer mu.Unlock()

@@ -245,3 +245,6 @@ func get(t *testing.T, b *bus.Bus, name string) schedule.View {
 	t.Helper()
 	return must[schedule.View](t, b, "ann", "get", schedule.Ref{Name: schedule.Name(name)})
 }
+
+// pass lets time pass, which is fake.
+func pass(d time.Duration) { <-time.After(d) }

@@ -74,7 +74,7 @@ type span struct {
 }
 
 func days(t *testing.T, s span) {
-	time.Sleep(time.Until(s.begin))
+	pass(time.Until(s.begin))
 	server := bustest.NewFake(t)
 	f := newFleet()
 	f.instant = true
@@ -87,7 +87,7 @@ func days(t *testing.T, s span) {
 	create(t, b, "once", fmt.Sprintf(`"at":%q`, created.Add(s.at).UTC().Format(time.RFC3339)))
 
 	down, up, end, at := s.down, s.up, s.end, s.at
-	until := func(d time.Duration) { time.Sleep(time.Until(created.Add(d))) }
+	until := func(d time.Duration) { pass(time.Until(created.Add(d))) }
 	until(down)
 	stop()
 	stopFleet()

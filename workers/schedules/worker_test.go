@@ -41,7 +41,7 @@ func TestWork(t *testing.T) {
 		} {
 			must[schedule.View](t, b, "ann", "create", `{"name":"`+name+`","every_seconds":60,`+work+`}`)
 		}
-		time.Sleep(90 * time.Second)
+		pass(90 * time.Second)
 		for _, w := range f.awaitBegun(t, 3) {
 			if w.from != "ann" {
 				t.Errorf("%s is begun by %s, want ann", w.noun, w.from)
@@ -79,7 +79,7 @@ func TestOverlap(t *testing.T) {
 			v = get(t, b, name)
 			return v.Begun, v
 		}
-		time.Sleep(5*time.Minute + 30*time.Second)
+		pass(5*time.Minute + 30*time.Second)
 		if n, v := begun("skip"); n != 1 || v.Skipped != 4 || len(v.Waiting) != 0 {
 			t.Errorf("skip: %+v", v.Record)
 		}
@@ -100,7 +100,7 @@ func TestOverlap(t *testing.T) {
 		first := v.Last.ID
 		want := v.Waiting[0].ID
 		f.end(first)
-		time.Sleep(40 * time.Second)
+		pass(40 * time.Second)
 		if _, v = begun("queue"); v.Last.ID != want || v.Begun != 2 {
 			t.Errorf("queue: after the end of the first %+v", v.Record)
 		}
@@ -118,10 +118,10 @@ func TestByHand(t *testing.T) {
 		}
 		now.RequestID = "two"
 		second := must[schedule.RunNowReply](t, b, "ann", "run", now).ID
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		f.awaitBegun(t, 1) // it waits for the first, whatever the policy
 		f.end(id)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if got := f.awaitBegun(t, 2); got[1].id != second {
 			t.Errorf("begun %+v, want %s", got, second)
 		}
@@ -130,18 +130,18 @@ func TestByHand(t *testing.T) {
 		if v := must[schedule.View](t, b, "ann", "pause", schedule.Ref{Name: "s"}); v.State != schedule.Paused || v.Next != nil || v.Upcoming != nil {
 			t.Errorf("paused: %+v", v)
 		}
-		time.Sleep(150 * time.Minute)
+		pass(150 * time.Minute)
 		f.awaitBegun(t, 2)
 		v := must[schedule.View](t, b, "ann", "resume", schedule.Ref{Name: "s"})
 		if v.State != schedule.Active || v.Next == nil || !v.Next.Equal(v.Created.Add(3*time.Hour)) {
 			t.Errorf("resumed: %+v", v)
 		}
-		time.Sleep(time.Hour)
+		pass(time.Hour)
 		if v := get(t, b, "s"); f.awaitBegun(t, 3)[2].id != v.Due(v.Created.Add(3*time.Hour)).ID || v.Missed != 0 {
 			t.Errorf("after the pause: %+v", v)
 		}
 		must[schedule.View](t, b, "ann", "remove", schedule.Ref{Name: "s"})
-		time.Sleep(3 * time.Hour)
+		pass(3 * time.Hour)
 		f.awaitBegun(t, 3)
 		bustest.Eventually(t, "no timer is left", func() bool {
 			s, err := b.StreamState(t.Context(), subjects.StreamTimers)
@@ -149,7 +149,7 @@ func TestByHand(t *testing.T) {
 		})
 		// Another schedule of that name is another one.
 		create(t, b, "s", `"every_seconds":60`)
-		time.Sleep(90 * time.Second)
+		pass(90 * time.Second)
 		f.awaitBegun(t, 4)
 	})
 }
@@ -159,7 +159,7 @@ func TestFleetIsAway(t *testing.T) {
 	in(t, func(t *testing.T, b *bus.Bus, f *fakeFleet) {
 		create(t, b, "s", `"every_seconds":60`)
 		f.refuseAll(subjects.Errorf(subjects.CodeRateLimited, "later"))
-		time.Sleep(3*time.Minute + 30*time.Second)
+		pass(3*time.Minute + 30*time.Second)
 		f.refuseAll(nil)
 		v := get(t, b, "s")
 		if got := f.awaitBegun(t, 1); got[0].id != v.Due(v.Created.Add(time.Minute)).ID {
@@ -167,12 +167,12 @@ func TestFleetIsAway(t *testing.T) {
 		}
 		f.end(v.Last.ID)
 		f.refuseAll(subjects.Errorf(subjects.CodeSessionExpired, "the session is gone"))
-		time.Sleep(2 * time.Minute)
+		pass(2 * time.Minute)
 		if v = get(t, b, "s"); v.Last.Reason == nil || v.Last.Reason.Code != subjects.CodeSessionExpired || v.Refused == 0 || v.Begun != 1 {
 			t.Errorf("after a refusal: %+v", v.Record)
 		}
 		f.refuseAll(nil)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		f.awaitBegun(t, 2)
 	})
 }
@@ -193,13 +193,13 @@ func TestTimersAreHints(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 		}
 		f.awaitBegun(t, 0)
 		if err := b.Purge(t.Context(), subjects.StreamTimers, subjects.TimerPattern); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Until(v.Next.Add(5 * time.Second)))
+		pass(time.Until(v.Next.Add(5 * time.Second)))
 		f.awaitBegun(t, 1)
 		if v := get(t, b, "s"); v.Missed != 0 || v.Begun != 1 {
 			t.Errorf("%+v", v.Record)
