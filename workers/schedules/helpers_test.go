@@ -12,6 +12,7 @@ import (
 	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/handshake"
 	"parley/subjects/mesh"
 	"parley/subjects/run"
 	"parley/subjects/schedule"
@@ -63,7 +64,8 @@ type fakeFleet struct {
 	calls   map[string]int  // by id: how often it was begun
 	refuse  *subjects.Error // everything
 	onBegin func(begun)
-	instant bool // what is begun has ended
+	instant bool        // what is begun has ended
+	renewed []time.Time // sessions
 }
 
 func newFleet() *fakeFleet {
@@ -122,6 +124,13 @@ func (f *fakeFleet) serve(t *testing.T, b *bus.Bus) (stop func()) {
 				v.Ack.State = mesh.Answered
 			}
 			return v, err
+		}},
+		{"session", "update", func(_ subjects.AgentID, data []byte) (any, error) {
+			_, err := fleet.DecodeRequest[handshake.Update](data)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.renewed = append(f.renewed, time.Now())
+			return handshake.Opened{}, err
 		}},
 		{"task", "cancel", func(_ subjects.AgentID, data []byte) (any, error) {
 			q, err := fleet.DecodeRequest[fleet.TaskCancel](data)

@@ -11,6 +11,7 @@ import (
 	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/handshake"
 	"parley/subjects/mesh"
 	"parley/subjects/run"
 	"parley/subjects/schedule"
@@ -47,6 +48,7 @@ func (w *Worker) carryOn(ctx context.Context, k key, l *live) {
 		w.mu.Unlock()
 		if err == nil {
 			w.arm(ctx, k, l, rec)
+			w.keepSession(ctx, k, l, rec)
 		}
 		return
 	}
@@ -124,6 +126,39 @@ func (w *Worker) arm(ctx context.Context, k key, l *live, rec *schedule.Record) 
 	if ctx.Err() == nil {
 		w.log.Warn("timer is not set", slog.String("schedule", k), slog.Any("error", err))
 	}
+}
+
+// keepSession renews the session that a schedule wakes an agent in, so that it
+// is there next time.
+func (w *Worker) keepSession(ctx context.Context, k key, l *live, rec *schedule.Record) {
+	if rec.State != schedule.Active || len(rec.Definition.Dispatch) == 0 {
+		w.mu.Lock()
+		l.renew = time.Time{}
+		w.mu.Unlock()
+		return
+	}
+	d, err := fleet.DecodeDispatch(rec.Definition.Dispatch)
+	if err != nil || d.Task.SessionID == "" {
+		return
+	}
+	now := time.Now()
+	w.mu.Lock()
+	due := !now.Before(l.renew)
+	w.mu.Unlock()
+	if !due {
+		return
+	}
+	again := renewEvery
+	_, err = call[handshake.Opened](ctx, w, rec.From, "session", "update", handshake.Update{SessionID: d.Task.SessionID})
+	switch code := subjects.CodeOf(err); {
+	case code == subjects.CodeUnavailable:
+		again = time.Minute
+	case err != nil: // a session of somebody else, or one that is gone: the dispatch says so
+		w.log.Info("session is not renewed", slog.String("schedule", k), slog.String("session_id", string(d.Task.SessionID)), slog.Any("error", err))
+	}
+	w.mu.Lock()
+	l.renew = now.Add(again)
+	w.mu.Unlock()
 }
 
 // bury removes the timer of a schedule that is gone.

@@ -51,6 +51,7 @@ const (
 	againAfter  = time.Second     // what could not be done is tried again
 	timerLate   = 2 * time.Second // a timer that has not come by then was lost
 	pollMost    = 30 * time.Second
+	renewEvery  = 6 * time.Hour // a session is kept for 24 hours
 	keepEnded   = 7 * 24 * time.Hour
 	maxPerAgent = 1000
 	callTry     = 5 * time.Second
@@ -69,6 +70,7 @@ type live struct {
 	busy  bool      // a step is under way
 	again bool      // and another one is to follow
 	look  time.Time // when to look whatever is heard; zero: never
+	renew time.Time // when to renew the session; zero: at once
 }
 
 // Worker is a schedules worker. New is required.
@@ -209,7 +211,7 @@ func (w *Worker) tick(now time.Time) {
 	changed := w.ring.Expire(now)
 	for k, l := range w.index {
 		late := l.rec != nil && l.rec.Next != nil && now.Sub(*l.rec.Next) > timerLate
-		if changed || late || !l.look.IsZero() && !now.Before(l.look) {
+		if changed || late || !l.look.IsZero() && !now.Before(l.look) || !l.renew.IsZero() && !now.Before(l.renew) {
 			w.due[k] = true
 		}
 	}
@@ -225,7 +227,7 @@ func (w *Worker) share(life context.Context, steps *sync.WaitGroup) {
 		switch {
 		case l == nil:
 		case !w.ring.Owns(k):
-			if l.look = (time.Time{}); l.rec == nil && !l.busy {
+			if l.look, l.renew = (time.Time{}), (time.Time{}); l.rec == nil && !l.busy {
 				delete(w.index, k)
 			}
 		case l.busy:

@@ -69,6 +69,23 @@ func TestWork(t *testing.T) {
 	})
 }
 
+// The session that an agent is woken in is kept for it.
+func TestSessionIsKept(t *testing.T) {
+	in(t, func(t *testing.T, b *bus.Bus, f *fakeFleet) {
+		must[schedule.View](t, b, "ann", "create", `{"name":"s","every_seconds":604800,
+			"dispatch":{"brief":"x","task":{"session_id":"a2a-20000101T000000Z-0123456789abcdef"}}}`)
+		create(t, b, "none", `"every_seconds":604800`)
+		pass(24*time.Hour + time.Minute)
+		must[schedule.View](t, b, "ann", "pause", schedule.Ref{Name: "s"})
+		pass(12 * time.Hour)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.renewed) != 5 {
+			t.Errorf("renewed at %v, want every six hours of the first day", f.renewed)
+		}
+	})
+}
+
 // What was begun before goes on when the next time comes.
 func TestOverlap(t *testing.T) {
 	in(t, func(t *testing.T, b *bus.Bus, f *fakeFleet) {
