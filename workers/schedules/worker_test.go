@@ -26,7 +26,7 @@ func in(t *testing.T, f func(t *testing.T, b *bus.Bus, fl *fakeFleet)) {
 		b := bustest.NewFake(t).Bus(t)
 		fl := newFleet()
 		fl.serve(t, b)
-		start(t, b)
+		start(t, b, 5*time.Second)
 		f(t, b, fl)
 	})
 }
@@ -71,7 +71,11 @@ func TestWork(t *testing.T) {
 
 // The session that an agent is woken in is kept for it.
 func TestSessionIsKept(t *testing.T) {
-	in(t, func(t *testing.T, b *bus.Bus, f *fakeFleet) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		f := newFleet()
+		f.serve(t, b)
+		start(t, b, 30*time.Second)
 		must[schedule.View](t, b, "ann", "create", `{"name":"s","every_seconds":604800,
 			"dispatch":{"brief":"x","task":{"session_id":"a2a-20000101T000000Z-0123456789abcdef"}}}`)
 		create(t, b, "none", `"every_seconds":604800`)
@@ -117,7 +121,7 @@ func TestOverlap(t *testing.T) {
 		first := v.Last.ID
 		want := v.Waiting[0].ID
 		f.end(first)
-		pass(40 * time.Second)
+		pass(time.Minute)
 		if _, v = begun("queue"); v.Last.ID != want || v.Begun != 2 {
 			t.Errorf("queue: after the end of the first %+v", v.Record)
 		}
@@ -216,7 +220,7 @@ func TestTimersAreHints(t *testing.T) {
 		if err := b.Purge(t.Context(), subjects.StreamTimers, subjects.TimerPattern); err != nil {
 			t.Fatal(err)
 		}
-		pass(time.Until(v.Next.Add(5 * time.Second)))
+		pass(time.Until(v.Next.Add(15 * time.Second)))
 		f.awaitBegun(t, 1)
 		if v := get(t, b, "s"); v.Missed != 0 || v.Begun != 1 {
 			t.Errorf("%+v", v.Record)
