@@ -166,7 +166,9 @@ func (a *app) schemaCommand() *cobra.Command {
 }
 
 // schemas names the messages of every protocol that have a JSON Schema.
-func schemas() []string { return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), schedule.Schemas()) }
+func schemas() []string {
+	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), schedule.Schemas())
+}
 
 func schema(name string) ([]byte, error) {
 	switch {

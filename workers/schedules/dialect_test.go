@@ -22,7 +22,7 @@ var dialect = []struct{ cron, zone, only string }{
 	{cron: "0 */20 * * * *", zone: "Europe/Berlin"},
 	{cron: "0 5-59/17 1-4 * * *", zone: "Europe/Berlin"},
 	{cron: "30 15 0,1,3,12 25-31 * SUN", zone: "Europe/Berlin"},
-	{cron: "0 0 9 * 3,10 1-5", zone: "Europe/Berlin"},
+	{cron: "0 0 9 * 3,10 SUN", zone: "Europe/Berlin"},
 	{cron: "0 30 2 * * *", zone: "Europe/Berlin", only: "2000-03-26T01:30:00Z"},
 	{cron: "0 15 */2 * * ?", zone: "Australia/Lord_Howe"},
 	{cron: "0 45 23 * * 0,3", zone: "Asia/Kathmandu"},
@@ -31,11 +31,11 @@ var dialect = []struct{ cron, zone, only string }{
 }
 
 // What a schedule's clock says is what JetStream does with the same expression,
-// over days in which clocks change.
+// over a day in which clocks change.
 func TestServerAgrees(t *testing.T) {
 	for _, begin := range []time.Time{
-		time.Date(2000, 3, 24, 12, 0, 0, 0, time.UTC), // on the 26th, in Lord Howe and in Berlin
-		time.Date(2000, 10, 27, 12, 0, 0, 0, time.UTC),
+		time.Date(2000, 3, 25, 13, 0, 0, 0, time.UTC), // on the 26th, in Lord Howe and in Berlin
+		time.Date(2000, 10, 28, 13, 0, 0, 0, time.UTC),
 	} {
 		t.Run(begin.Format(time.DateOnly), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { serverAgrees(t, begin) })
@@ -67,7 +67,7 @@ func serverAgrees(t *testing.T, begin time.Time) {
 			t.Fatalf("%s: %v", d.cron, err)
 		}
 	}
-	pass(96*time.Hour + 10*time.Second)
+	pass(30*time.Hour + 10*time.Second)
 	until := time.Now().Add(-5 * time.Second)
 	mu.Lock()
 	defer mu.Unlock()
