@@ -33,7 +33,7 @@ require github.com/gowebpki/jcs v1.0.1
 
 require github.com/goccy/go-yaml v1.18.0
 
-require github.com/netresearch/go-cron v0.13.0 // indirect
+require github.com/netresearch/go-cron v0.13.0
 
 require (
 	dario.cat/mergo v1.0.1 // indirect

@@ -202,7 +202,7 @@ func TestClock(t *testing.T) {
 	} {
 		c := clock(t, tt.when, created)
 		next := created
-		for _, w := range strings.Fields(tt.want) {
+		for w := range strings.FieldsSeq(tt.want) {
 			next = c.Next(next)
 			if w == "never" {
 				if !next.IsZero() {
