@@ -37,6 +37,8 @@ require github.com/synadia-io/callout.go v0.2.1
 
 require github.com/expr-lang/expr v1.17.6
 
+require github.com/netresearch/go-cron v0.13.0
+
 require (
 	dario.cat/mergo v1.0.1 // indirect
 	github.com/BobuSumisu/aho-corasick v1.0.3 // indirect

@@ -80,7 +80,7 @@ func Catalogue() []Entry {
 			Writer: "registry", Readers: "orchestrator, operator",
 			Description: "An instance went live, was lost, drains or was resumed.",
 		},
-	}, apiEntries()...), slices.Concat(taskEntries(), a2aEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), auditEntries(), identityEntries(), a2eEntries())...)
+	}, apiEntries()...), slices.Concat(taskEntries(), a2aEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), scheduleEntries(), auditEntries(), identityEntries(), a2eEntries())...)
 }
 
 // apiEntries are the endpoints of the micro service "fleet".

@@ -65,6 +65,8 @@ func TestPermissions(t *testing.T) {
 		"fleet.api.bob.session.delete", "fleet.api.bob.session.fetch", "fleet.api.bob.session.get",
 		"fleet.api.bob.session.handshake", "fleet.api.bob.session.list", "fleet.api.bob.session.put",
 		"fleet.api.bob.session.update",
+		"fleet.api.bob.schedule.create", "fleet.api.bob.schedule.get", "fleet.api.bob.schedule.list", "fleet.api.bob.schedule.pause",
+		"fleet.api.bob.schedule.remove", "fleet.api.bob.schedule.resume", "fleet.api.bob.schedule.run",
 		"fleet.api.bob.run.cancel", "fleet.api.bob.run.get", "fleet.api.bob.run.list", "fleet.api.bob.run.output",
 		"fleet.api.bob.run.part", "fleet.api.bob.run.pause", "fleet.api.bob.run.resume", "fleet.api.bob.run.retry", "fleet.api.bob.run.start",
 		"fleet.api.bob.mesh.get", "fleet.api.bob.mesh.inbox", "fleet.api.bob.mesh.send", "fleet.api.bob.mesh.thread",

@@ -177,6 +177,8 @@ func (c *client) unanswered(err error, noun, verb string) error {
 		worker = "sessions"
 	case noun == "run":
 		worker = "runs"
+	case noun == "schedule":
+		worker = "schedules"
 	case noun == "mesh", noun == "a2e":
 		worker = noun
 	}

@@ -15,6 +15,7 @@ import (
 	"parley/subjects/handshake"
 	"parley/subjects/mesh"
 	runwire "parley/subjects/run"
+	"parley/subjects/schedule"
 )
 
 func (a *app) subjectsCommand() *cobra.Command {
@@ -168,7 +169,7 @@ func (a *app) schemaCommand() *cobra.Command {
 
 // schemas names the messages of every protocol that have a JSON Schema.
 func schemas() []string {
-	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), runwire.Schemas(), a2e.Schemas())
+	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), runwire.Schemas(), a2e.Schemas(), schedule.Schemas())
 }
 
 func schema(name string) ([]byte, error) {
@@ -181,6 +182,8 @@ func schema(name string) ([]byte, error) {
 		return runwire.Schema(name)
 	case slices.Contains(a2e.Schemas(), name):
 		return a2e.Schema(name)
+	case slices.Contains(schedule.Schemas(), name):
+		return schedule.Schema(name)
 	}
 	data, err := fleet.Schema(name)
 	if err != nil {

@@ -21,13 +21,14 @@ import (
 	"parley/workers/registry"
 	"parley/workers/router"
 	"parley/workers/runs"
+	"parley/workers/schedules"
 	"parley/workers/sessions"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "a2e", "gateway"}
+	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "schedules", "webhooks", "escalation", "a2e", "gateway"}
 }
 
 // worker makes the worker called name; its pages, if it has any, go to h, and
@@ -49,72 +50,63 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *me
 			return workers.Worker{}, err
 		}
 		m.add(func(f *fleet.Figures) { f.AddTasks(new(w.Figures())) })
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(w, nil)
 	case "escalation":
 		w, err := a.newEscalation(b, log, h.address())
 		if err != nil {
 			return workers.Worker{}, err
 		}
 		h.serve(escalation.LinkPath, w.Handler())
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(w, nil)
 	case "sessions":
-		w, err := sessions.New(sessions.Config{
+		return wired(sessions.New(sessions.Config{
 			Bus: b, Operators: a.operators(), MaxOutput: int64(a.conf.MaxOutput), Version: semver(), Log: log,
-		})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		}))
 	case "audit":
-		w, err := audit.New(audit.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(audit.New(audit.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log}))
 	case "callout":
 		c := a.conf
-		w, err := callout.New(callout.Config{
+		return wired(callout.New(callout.Config{
 			Bus: b, Identities: a.identities, Operators: a.operators(), Issuer: c.CalloutIssuer, XKey: c.CalloutXKey,
 			Account: c.CalloutAccount, TTL: time.Duration(c.CalloutTTL), Version: semver(), Log: log,
-		})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		}))
 	case "registry":
-		w, err := registry.New(registry.Config{Bus: b, Version: semver(), Log: log})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(registry.New(registry.Config{Bus: b, Version: semver(), Log: log}))
 	case "mesh":
-		w, err := mesh.New(mesh.Config{
+		return wired(mesh.New(mesh.Config{
 			Bus: b, Operators: a.operators(), Version: semver(), Log: log,
 			Limits: mesh.Limits{MaxHops: a.conf.MeshHops, PairPerMinute: a.conf.MeshPairRate, AgentPerMinute: a.conf.MeshAgentRate},
-		})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		}))
 	case "runs":
-		w, err := runs.New(runs.Config{Bus: b, Operators: a.operators(), OutputDir: a.conf.RunOutput, Version: semver(), Log: log})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(runs.New(runs.Config{Bus: b, Operators: a.operators(), OutputDir: a.conf.RunOutput, Version: semver(), Log: log}))
+	case "schedules":
+		return wired(schedules.New(schedules.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log}))
 	case "webhooks":
 		w, err := a.newWebhooks(b, log)
 		if err != nil {
 			return workers.Worker{}, err
 		}
 		m.add(func(f *fleet.Figures) { f.AddWebhooks(new(w.Figures())) })
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(w, nil)
 	case "a2e":
 		return a.a2e(b, log, h)
 	case "gateway":
 		return a.gateway(b, log, h)
 	}
 	return workers.Worker{}, fmt.Errorf("there is no worker %q", name)
+}
+
+// wired is a worker as a process runs it.
+func wired[W interface {
+	Name() string
+	Run(ctx context.Context) error
+	Ready() error
+}](w W, err error,
+) (workers.Worker, error) {
+	if err != nil {
+		return workers.Worker{}, err
+	}
+	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready}, nil
 }
 
 // sessionContext asks whichever sessions worker there is, in this process or in

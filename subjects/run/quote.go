@@ -87,15 +87,16 @@ func Quote(brief string, from Quoted) string {
 			v = nil
 		}
 		b.WriteString(brief[at:q.start])
-		b.WriteString(text(v))
+		b.WriteString(Text(v))
 		at = q.end
 	}
 	b.WriteString(brief[at:])
 	return b.String()
 }
 
-// text is an output as a text quotes it.
-func text(output json.RawMessage) string {
+// Text is an output as a text quotes it: a text as it is, any other JSON as
+// JSON.
+func Text(output json.RawMessage) string {
 	var s string
 	if json.Unmarshal(output, &s) == nil {
 		return s // also "" for null
