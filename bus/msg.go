@@ -41,10 +41,18 @@ type Msg struct {
 
 // Respond answers a request. Without a reply subject it does nothing.
 func (m Msg) Respond(data []byte, h Header) error {
-	if m.Reply == "" || m.nc == nil || strings.HasPrefix(m.Reply, ackPrefix) {
+	if m.nc == nil || !answerable(m.Reply) {
 		return nil
 	}
 	return wrap("respond", m.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header(h), Data: data}))
+}
+
+// answerable reports whether a request may be answered at reply. Whoever asks
+// names it, and the answer is written with the rights of who answers: so it must
+// not be a subject of the fleet, whose streams would store it, nor one of
+// JetStream's.
+func answerable(reply string) bool {
+	return reply != "" && !strings.HasPrefix(reply, "$") && !strings.HasPrefix(reply, "fleet.")
 }
 
 func fromNATS(nc *nats.Conn, m *nats.Msg) Msg {

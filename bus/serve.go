@@ -201,7 +201,10 @@ func (r *service) call(e Endpoint, m Msg) (data []byte, err error) {
 }
 
 func (r *service) respond(m, reply *nats.Msg) {
-	if m.Reply == "" {
+	if !answerable(m.Reply) {
+		if m.Reply != "" {
+			r.b.log.Warn("not answered: the reply subject is no inbox", slog.String("subject", m.Subject), slog.String("reply", m.Reply))
+		}
 		return
 	}
 	reply.Subject = m.Reply

@@ -74,6 +74,12 @@ func run(ctx context.Context, p process) int {
 		for _, line := range strangers(a.environ) {
 			a.notice("%s", line)
 		}
+		if err := a.guardSecrets(cmd); err != nil {
+			return err
+		}
+		if err := a.identify(cmd); err != nil {
+			return err
+		}
 		return a.oneServer(cmd)
 	}
 	cmd, err := root.ExecuteContextC(ctx)
@@ -155,7 +161,7 @@ First steps, each in a terminal of its own:
 			root.AddCommand(c)
 		}
 	}
-	add("run", a.upCommand(), a.serveCommand(), newDemoCommand(a))
+	add("run", a.upCommand(), a.serveCommand(), a.authCommand(), newDemoCommand(a))
 	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.sessionCommand(), a.invokeCommand(), a.meshCommand(), a.agentCommand(),
 		a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
 	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand())

@@ -27,7 +27,7 @@ var (
 		"run-output", "mesh-hops", "mesh-pair-rate", "mesh-agent-rate",
 	}
 	secretFlags = []string{"password", "token", "session-token", "webhook-url", "webhook-secret", "webhook-header", "link-key"}
-	brokerFlags = []string{"host", "port", "insecure", "data", "sync"}
+	brokerFlags = []string{"host", "port", "auth", "tenant", "insecure", "data", "sync"}
 )
 
 // setting is one field of config.
@@ -75,6 +75,9 @@ func strangers(environ []string) (warnings []string) {
 	known := slices.Clone(otherVariables)
 	for _, s := range settings(&config{}) {
 		known = append(known, s.env)
+		if slices.Contains(secretFlags, s.flag) {
+			known = append(known, fileVariable(s.env))
+		}
 	}
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
@@ -166,6 +169,9 @@ func writeSettings(w io.Writer, c *config) {
 		desc := s.desc
 		if s.nats != "" {
 			desc += "; or " + s.nats
+		}
+		if slices.Contains(secretFlags, s.flag) {
+			desc += "; or " + fileVariable(s.env) + ", a file with it"
 		}
 		value := s.text()
 		if s.flag == "data" {
