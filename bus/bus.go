@@ -206,6 +206,7 @@ func (b *Bus) options() ([]nats.Option, error) {
 		nats.Name(c.Name),
 		nats.Timeout(min(c.ConnectTimeout, 5*time.Second)),
 		nats.MaxReconnects(-1),
+		nats.IgnoreAuthErrorAbort(), // the credentials file may be renewed
 		nats.ReconnectWait(250 * time.Millisecond),
 		nats.ReconnectJitter(250*time.Millisecond, 500*time.Millisecond),
 		nats.DrainTimeout(closeTimeout),
