@@ -19,6 +19,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/synadia-io/orbit.go/natscontext"
+
+	"parley/subjects"
 )
 
 // closeTimeout bounds how long Close and Drain wait.
@@ -44,6 +46,10 @@ type Config struct {
 	// streams only then. No client can see it: where it is not so, only speed
 	// is lost.
 	SyncAlways bool
+
+	// Refused hears of each request to a Service that was answered with an error
+	// of the contract, and with which; nil: nobody does. It must not block.
+	Refused func(subject string, err *subjects.Error)
 
 	ConnectTimeout time.Duration // in total, default 10 s
 	Log            *slog.Logger  // nil discards

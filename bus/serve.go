@@ -220,6 +220,9 @@ func (r *service) refusal(subject string, err error) *nats.Msg {
 		r.b.log.Error("endpoint failed", slog.String("subject", subject), slog.Any("error", err))
 		e = wireError(err)
 	}
+	if r.b.cfg.Refused != nil {
+		r.b.cfg.Refused(subject, e)
+	}
 	data, merr := json.Marshal(map[string]*subjects.Error{"error": e})
 	if merr != nil {
 		data = []byte(`{"error":{"code":"internal","message":"an internal error"}}`)

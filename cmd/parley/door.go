@@ -14,23 +14,32 @@ import (
 	"parley/workers/access"
 )
 
-// door is who may enter the embedded broker. The zero value lets everybody in.
+// door is who may enter, and who tells the audit of those who may not.
 type door struct {
 	tenant  string
 	trust   *embedded.Trust
 	creds   string // of the workers
 	refused func(embedded.Refusal)
 
-	dir    *auth.Directory
+	dir    *auth.Directory // nil: everybody may
 	access *access.Worker
 	bus    *bus.Bus // set before access runs
+}
+
+// openDoor is that of a broker that asks nobody, or that is elsewhere.
+func openDoor(log *slog.Logger) (d *door, err error) {
+	d = &door{}
+	d.access, err = access.New(access.Config{
+		Tell: d.tell, Whose: func(string) (subjects.AgentID, bool) { return access.Unknown, true }, Log: log,
+	})
+	return d, err
 }
 
 // door reads the settings' directory of identities, if they name one. Its
 // humans are operators.
 func (a *app) door(log *slog.Logger) (*door, error) {
 	if a.conf.Auth == "" {
-		return &door{}, nil
+		return openDoor(log)
 	}
 	dir, err := auth.Open(a.conf.Auth, a.now)
 	if err != nil {
@@ -93,9 +102,6 @@ func whose(dir *auth.Directory, tenant string) func(key string) (subjects.AgentI
 
 // workers are what the door needs to run.
 func (d *door) workers(b *bus.Bus) []workers.Worker {
-	if d.access == nil {
-		return nil
-	}
 	d.bus = b
 	return []workers.Worker{{Name: "access", Run: d.access.Run}}
 }

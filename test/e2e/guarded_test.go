@@ -203,3 +203,9 @@ func (g *guarded) cluster() []*process {
 	}
 	return all
 }
+
+// readFile reads a file of one line.
+func readFile(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	return strings.TrimSpace(string(data)), err
+}

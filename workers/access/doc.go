@@ -1,5 +1,7 @@
-// Package access tells the audit what a broker did not let somebody do: connect,
-// or publish or subscribe to a subject that is not theirs.
+// Package access tells the audit what somebody was not let do: by a broker that
+// runs in this process, to connect, or to publish or subscribe to a subject that
+// is not theirs; by the workers of this process, a request that was forbidden,
+// too large or no message.
 //
 // # Promises
 //

@@ -21,6 +21,7 @@ const (
 	Connect   = "connect"
 	Publish   = "publish"
 	Subscribe = "subscribe"
+	Request   = "request"
 )
 
 // Unknown is who did not prove a name.
@@ -29,16 +30,17 @@ const Unknown subjects.AgentID = "unknown"
 // Refusal is something that somebody was not let do.
 type Refusal struct {
 	Key     string // what the user proved, or tried to prove, to hold
-	Action  string // Connect, Publish or Subscribe
+	Action  string // Connect, Publish, Subscribe or Request
 	Subject string // "" for Connect
 	Address string
+	Code    subjects.Code // of a Request; the others say it themselves
 }
 
 // Config is what the worker needs. All but Log is required.
 type Config struct {
 	// Tell stores a line of the audit at its subject.
 	Tell func(ctx context.Context, subject string, line []byte, id string) error
-	// Whose names who has a key, Unknown where nobody has. False: it is
+	// Whose names, for what a broker refused, who has a key, Unknown where nobody has. False: it is
 	// somebody's of another tenant, whose affair this is.
 	Whose func(key string) (subjects.AgentID, bool)
 	Log   *slog.Logger // nil: discarded
@@ -84,6 +86,23 @@ func (w *Worker) Refused(r Refusal) {
 	}
 }
 
+// told are the codes of requests that are told. Others are everyday's: a task
+// that is not there, an agent that is busy. Sessions tell theirs themselves.
+var told = map[subjects.Code]bool{
+	subjects.CodeForbidden: true, subjects.CodeAuthFailed: true, subjects.CodeHostNotAllowed: true,
+	subjects.CodePayloadTooLarge: true, subjects.CodeInvalidMessage: true,
+}
+
+// Asked takes the error that a request to the API was answered with; it never
+// waits.
+func (w *Worker) Asked(subject string, err *subjects.Error) {
+	tokens := strings.Split(subject, ".") // fleet.api.<from>.<noun>.<verb>
+	if !told[err.Code] || len(tokens) != 5 || tokens[3] == "session" {
+		return
+	}
+	w.Refused(Refusal{Action: Request, Subject: subject, Code: err.Code})
+}
+
 // Run tells refusals until ctx ends, and those that wait then.
 func (w *Worker) Run(ctx context.Context) error {
 	for {
@@ -112,6 +131,11 @@ type refused struct {
 // line says who did what; false: it is not for this fleet's audit.
 func (w *Worker) line(r Refusal) (who subjects.AgentID, d refused, ours bool) {
 	d = refused{Code: subjects.CodeForbidden, Action: r.Action, Subject: clip(r.Subject), Address: clip(r.Address)}
+	if r.Action == Request { // the subject proves who it was
+		d.Code = r.Code
+		id, err := subjects.ParseAgentID(strings.Split(r.Subject, ".")[2])
+		return id, d, err == nil
+	}
 	who, ours = w.cfg.Whose(r.Key)
 	if r.Action == Connect {
 		d.Code = subjects.CodeAuthFailed
