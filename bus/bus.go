@@ -137,7 +137,7 @@ func Connect(ctx context.Context, c Config) (*Bus, error) {
 		return last
 	}
 	if err := backoff.Retry(connect, backoff.WithContext(newBackoff(50*time.Millisecond, time.Second), ctx)); err != nil {
-		return nil, connectError(cmp.Or(c.URL, "context "+c.Context), err, last)
+		return nil, redactedError{c.URL, connectError(cmp.Or(c.URL, "context "+c.Context), err, last)}
 	}
 	if err := b.openJetStream(settings); err != nil {
 		b.nc.Close()

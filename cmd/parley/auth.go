@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -255,7 +254,7 @@ func (a *app) changeAuth(ctx context.Context, push bool, change func(*auth.Direc
 		return nil
 	}
 	if err := a.pushAuth(ctx, d); err != nil {
-		return failed("it is written down, but the servers at %s were not told: %w", redacted(a.conf.Server), err).
+		return failed("it is written down, but the servers at %s were not told: %w", bus.Redacted(a.conf.Server), err).
 			next("parley auth push --server URL  once one runs; parley up --auth, and a server that starts with this directory, know by themselves")
 	}
 	return nil
@@ -348,23 +347,4 @@ func authProblem(err error) error {
 		return err
 	}
 	return failed("%w", err)
-}
-
-// redacted is a list of servers without their passwords.
-func redacted(servers string) string {
-	list := strings.Split(servers, ",")
-	for i, s := range list {
-		scheme, rest, ok := strings.Cut(s, "://")
-		if !ok {
-			scheme, rest = "", s
-		}
-		if at := strings.LastIndexByte(rest, '@'); at >= 0 {
-			rest = "…" + rest[at:]
-		}
-		list[i] = rest
-		if ok {
-			list[i] = scheme + "://" + rest
-		}
-	}
-	return strings.Join(list, ",")
 }

@@ -87,7 +87,7 @@ func (w *Worker) Refused(r Refusal) {
 }
 
 // told are the codes of requests that are told. Others are everyday's: a task
-// that is not there, an agent that is busy. Sessions tell theirs themselves.
+// that is not there, an agent that is busy.
 var told = map[subjects.Code]bool{
 	subjects.CodeForbidden: true, subjects.CodeAuthFailed: true, subjects.CodeHostNotAllowed: true,
 	subjects.CodePayloadTooLarge: true, subjects.CodeInvalidMessage: true,
@@ -97,8 +97,11 @@ var told = map[subjects.Code]bool{
 // waits.
 func (w *Worker) Asked(subject string, err *subjects.Error) {
 	tokens := strings.Split(subject, ".") // fleet.api.<from>.<noun>.<verb>
-	if !told[err.Code] || len(tokens) != 5 || tokens[3] == "session" {
+	if !told[err.Code] || len(tokens) != 5 {
 		return
+	}
+	if tokens[3] == "session" && err.Code == subjects.CodeAuthFailed {
+		return // the sessions worker tells of tokens, and of which session
 	}
 	w.Refused(Refusal{Action: Request, Subject: subject, Code: err.Code})
 }
