@@ -134,7 +134,7 @@ func defaultConfig(getenv func(string) string) *config {
 		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
 		Tenant: auth.DefaultTenant,
-		HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
+		HTTP:   "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
