@@ -90,8 +90,8 @@ type Bus struct {
 
 	epoch atomic.Pointer[epoch] // of the connection that is up, replaced at each reconnect
 
-	mu     sync.Mutex
-	denied map[string]time.Time // guarded by mu; subjects whose publish was refused, and when
+	mu      sync.Mutex
+	waiting map[*waiter]struct{} // guarded by mu
 }
 
 // epoch is the life of one connection: ctx ends when the next one is up. What
@@ -115,7 +115,7 @@ func Connect(ctx context.Context, c Config) (*Bus, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	b := &Bus{cfg: c, log: c.Log, denied: map[string]time.Time{}}
+	b := &Bus{cfg: c, log: c.Log, waiting: map[*waiter]struct{}{}}
 	b.epoch.Store(newEpoch())
 	opts, err := b.options()
 	if err != nil {
@@ -332,7 +332,7 @@ func (b *Bus) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		if m := deniedPublish.FindStringSubmatch(err.Error()); m != nil {
 			subject = m[1]
-			b.noteDenied(subject)
+			b.deny(subject)
 		}
 		b.log.Error("nats permission denied", slog.String("subject", subject), slog.Any("error", err))
 	case errors.Is(err, nats.ErrSlowConsumer):
@@ -344,26 +344,6 @@ func (b *Bus) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	default:
 		b.log.Warn("nats error", slog.String("subject", subject), slog.Any("error", err))
 	}
-}
-
-const maxDenied = 256
-
-func (b *Bus) noteDenied(subject string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.denied) >= maxDenied {
-		clear(b.denied)
-	}
-	b.denied[subject] = time.Now()
-}
-
-// deniedSince reports whether the server refused a publish to subject at or
-// after start. It is asked only once an answer is overdue.
-func (b *Bus) deniedSince(subject string, start time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	at, ok := b.denied[subject]
-	return ok && !at.Before(start)
 }
 
 func withDefaultTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {

@@ -85,7 +85,7 @@ const (
 	operatorFile = "operator.jwt"
 	confFile     = "operator.conf"
 	serverFile   = "nats.conf"
-	systemCreds  = "sys.creds"
+	systemUser   = "sys.creds"
 )
 
 // Init makes a directory with an operator, the system's account, and tenants,
@@ -183,7 +183,7 @@ func (d *Directory) Creds(tenant, id string) string {
 }
 
 // SystemCreds is the path of the credentials of the system's account.
-func (d *Directory) SystemCreds() string { return filepath.Join(d.path, "creds", systemCreds) }
+func (d *Directory) SystemCreds() string { return filepath.Join(d.path, "creds", systemUser) }
 
 // Tenants lists the tenants.
 func (d *Directory) Tenants() []string {
@@ -250,7 +250,7 @@ func (d *Directory) addTenant(name string) error {
 		return subjects.Errorf(subjects.CodeInvalidID, "tenant %q is not an identifier", name).
 			WithRemedy("use 1 to 64 of the characters A-Z a-z 0-9 _ -")
 	}
-	if _, err := d.tenant(name); err == nil || name+".creds" == systemCreds {
+	if _, err := d.tenant(name); err == nil || name+".creds" == systemUser {
 		return fmt.Errorf("tenant %s: %w", name, ErrExists)
 	}
 	t := &tenant{Name: name, Signers: map[string]string{}}

@@ -215,11 +215,22 @@ func TestPassages(t *testing.T) {
 		from    *jwt.AccountClaims // who exports it; nil: nobody
 		kind    jwt.ExportType
 	}{
-		{"fleet.api.*.task.dispatch", workers, jwt.Service}, {"fleet.dispatch.*", workers, jwt.Service}, {"fleet.announce.*.*", workers, jwt.Service},
-		{"fleet.heartbeat.*.*", workers, jwt.Service}, {"fleet.result.*.*", workers, jwt.Service},
-		{"fleet.offer.*.*", clients, jwt.Service}, {"fleet.control.*.*", clients, jwt.Service}, {"fleet.inbox.*.*", clients, jwt.Service},
-		{"fleet.event.*", workers, jwt.Stream}, {"fleet.outcome.*.*", workers, jwt.Stream}, {"fleet.dlq.>", workers, jwt.Stream},
-		{"fleet.task.*", nil, 0}, {"fleet.audit", nil, 0}, {"fleet.log.*.*", nil, 0}, {"fleet.heartbeat.router.*", nil, 0}, {"fleet.api.router.session.offer", nil, 0},
+		{"fleet.api.*.task.dispatch", workers, jwt.Service},
+		{"fleet.dispatch.*", workers, jwt.Service},
+		{"fleet.announce.*.*", workers, jwt.Service},
+		{"fleet.heartbeat.*.*", workers, jwt.Service},
+		{"fleet.result.*.*", workers, jwt.Service},
+		{"fleet.offer.*.*", clients, jwt.Service},
+		{"fleet.control.*.*", clients, jwt.Service},
+		{"fleet.inbox.*.*", clients, jwt.Service},
+		{"fleet.event.*", workers, jwt.Stream},
+		{"fleet.outcome.*.*", workers, jwt.Stream},
+		{"fleet.dlq.>", workers, jwt.Stream},
+		{"fleet.task.*", nil, 0},
+		{"fleet.audit", nil, 0},
+		{"fleet.log.*.*", nil, 0},
+		{"fleet.heartbeat.router.*", nil, 0},
+		{"fleet.api.router.session.offer", nil, 0},
 	} {
 		for _, from := range []*jwt.AccountClaims{workers, clients} {
 			to := workers

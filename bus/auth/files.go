@@ -38,9 +38,9 @@ func (d *Directory) Refresh() error {
 		if errs := found.Errors(); len(errs) > 0 {
 			return fmt.Errorf("account %s: %w", c.Name, errors.Join(errs...))
 		}
-		token, err := c.Encode(operator)
-		if err != nil {
-			return fmt.Errorf("account %s: %w", c.Name, err)
+		token, encodeErr := c.Encode(operator)
+		if encodeErr != nil {
+			return fmt.Errorf("account %s: %w", c.Name, encodeErr)
 		}
 		if err := d.write(filepath.Join("accounts", c.Subject+".jwt"), []byte(token)); err != nil {
 			return err

@@ -235,7 +235,7 @@ func (a *app) changeAuth(ctx context.Context, push bool, change func(*auth.Direc
 		_, err = auth.Open(a.authDir(), a.now)
 		return authProblem(err)
 	}
-	defer lock.Close() // which frees it
+	defer func() { _ = lock.Close() }() // which frees it
 	for tryLock(lock) != nil {
 		select {
 		case <-time.After(20 * time.Millisecond):

@@ -24,7 +24,9 @@ func identities(t *testing.T) (s *shell, dir string) {
 func TestAuthCommands(t *testing.T) {
 	t.Parallel()
 	s, dir := identities(t)
-	at := func(args ...string) ran { return s.run(t, append([]string{"auth", "--auth", dir, "--timeout", "500ms"}, args...)...) }
+	at := func(args ...string) ran {
+		return s.run(t, append([]string{"auth", "--auth", dir, "--timeout", "500ms"}, args...)...)
+	}
 	for noun, role := range map[string]string{"orchestrator": subjects.RoleOrchestrator, "human": subjects.RoleOperator, "service": subjects.RoleWorker, "leaf": subjects.RoleLeaf} {
 		at("add-"+noun, "a-"+noun, "--expires", "1h").check(t, 0, "", "")
 		id, got, err := auth.Identity(filepath.Join(dir, "creds", "default", "a-"+noun+".creds"))
@@ -101,8 +103,12 @@ func TestSecretFilesArePrivate(t *testing.T) {
 	want := path + " has mode 0640; chmod 600 " + path
 	s := newShell(t)
 	for _, args := range [][]string{
-		{"task", "ls", "--creds", path}, {"task", "ls", "--nkey", path}, {"task", "ls", "--tlskey", path},
-		{"up", "--http-key", path}, {"up", "--a2a-key", path}, {"up", "--a2a-tokens", path},
+		{"task", "ls", "--creds", path},
+		{"task", "ls", "--nkey", path},
+		{"task", "ls", "--tlskey", path},
+		{"up", "--http-key", path},
+		{"up", "--a2a-key", path},
+		{"up", "--a2a-tokens", path},
 	} {
 		s.run(t, args...).check(t, exitUsage, "", want)
 	}

@@ -2,10 +2,10 @@ package e2e_test
 
 import (
 	"encoding/json"
-	"fmt"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -150,7 +150,7 @@ func attackCatalogue(t *testing.T, g *guarded, worker *nats.Conn) {
 	if err := worker.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	mark := "mark" + fmt.Sprint(time.Now().UnixNano())
+	mark := "mark" + strconv.FormatInt(time.Now().UnixNano(), 10)
 	said := map[string]bool{} // what an attacker may publish
 	for _, who := range []struct {
 		id   string
@@ -255,9 +255,9 @@ func attackReplies(t *testing.T, g *guarded, js jetstream.JetStream) {
 	for name, subject := range map[string]string{
 		subjects.StreamTasks: "fleet.task.forged", subjects.StreamRuns: "fleet.run.forged", "KV_" + subjects.BucketSessions: "$KV.FLEET_SESSIONS.forged",
 	} {
-		s, err := js.Stream(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
+		s, serr := js.Stream(t.Context(), name)
+		if serr != nil {
+			t.Fatal(serr)
 		}
 		if m, err := s.GetLastMsgForSubject(t.Context(), subject); err == nil {
 			t.Errorf("%s is in %s: %s", subject, name, m.Data)

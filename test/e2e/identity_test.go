@@ -29,7 +29,7 @@ func TestIdentity(t *testing.T) {
 	}
 
 	// As another: refused, told why, and audited under the name of who tried.
-	d := g.run([]string{"PARLEY_CREDS=" + g.creds("default", "gemini"), "PARLEY_TIMEOUT=2s"}, "task", "send", "--as", "claude", "x")
+	d := g.as("gemini", "task", "send", "--as", "claude", "x")
 	if d.code != 16 || !strings.Contains(d.stderr, "(forbidden)") {
 		t.Errorf("gemini as claude: exit %d %s", d.code, d.stderr)
 	}

@@ -71,8 +71,8 @@ func TestSecretsStaySecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	keep(g.as("boss", "task", "send", "--wait", "--agent", "claude", "--session", session, "fine"))
-	keep(g.as("boss", "task", "send", "--wait", "--agent", "clumsy", "--escalate", "always", "--max-retries", "0", "--for", "5s", "bad"))
-	keep(g.as("boss", "task", "send", "--as", "claude", "--timeout", "1s", "forged"))
+	keep(g.as("boss", "task", "send", "--wait", "--agent", "clumsy", "--escalate", "always", "--max-retries", "0", "--for", "2s", "bad"))
+	keep(g.as("boss", "task", "send", "--as", "claude", "forged"))
 	g.eventually("a failing webhook", func() bool { return strings.Contains(g.as("operator", "webhook", "ls", "-o", "json").stdout, "500") })
 	keep(g.as("operator", "webhook", "ls", "-o", "json"))
 	keep(g.as("operator", "escalation", "ls", "-o", "json"))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -150,7 +151,7 @@ func TestContext(t *testing.T) {
 	result := filepath.Join(g.dir, "result.json")
 	g.must(g.as("boss", "invoke", "claude", result, "--session", id, "say hello"))
 	g.eventually("the task's result in the context", func() bool {
-		return strings.Contains(g.must(g.as("boss", "session", "context", id, "-o", "jsonl", "--after", fmt.Sprint(3*each))), "say hello")
+		return strings.Contains(g.must(g.as("boss", "session", "context", id, "-o", "jsonl", "--after", strconv.Itoa(3*each))), "say hello")
 	})
 }
 
@@ -171,7 +172,7 @@ func TestAudit(t *testing.T) {
 	g.eventually("the session's end in the audit", func() bool {
 		return strings.Contains(g.audit("--session", id), `"event_type":"session_delete"`)
 	})
-	refused(t, g.run([]string{"PARLEY_CREDS=" + g.creds("default", "boss"), "PARLEY_TIMEOUT=2s"}, "audit", "export"), subjects.CodeForbidden)
+	refused(t, g.as("boss", "audit", "export"), subjects.CodeForbidden)
 	if out := g.must(g.as("operator", "audit", "verify")); !strings.Contains(out, "nothing was changed") {
 		t.Errorf("audit verify: %s", out)
 	}
