@@ -24,6 +24,7 @@ type guarded struct {
 	auth string
 	url  string
 	up   *process
+	leaf string // where leaf nodes connect, with cluster
 }
 
 // newGuarded makes identities for tenants, and starts the fleet of the first
@@ -191,6 +192,10 @@ func (g *guarded) cluster() []*process {
 		port := func(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
 		conf := replace(read("nats.conf"), "server_name: parley", fmt.Sprintf("server_name: n%d", i), "port: 4222", "port: "+port(clients[i]),
 			"http: 127.0.0.1:8222", "", filepath.Join(g.auth, "data"), filepath.Join(home, "data"))
+		if i == 0 {
+			g.leaf = deploy.FreeAddress(g.tb)
+			conf += fmt.Sprintf("\nleafnodes { listen: %q }\n", g.leaf)
+		}
 		conf += fmt.Sprintf("\ncluster {\n name: fleet\n listen: %q\n routes: [%s]\n}\n", routes[i], `"`+strings.Join(names, `", "`)+`"`)
 		for name, text := range map[string]string{
 			"nats.conf": conf, "operator.conf": replace(read("operator.conf"), filepath.Join(g.auth, "accounts"), filepath.Join(home, "accounts")),
@@ -202,6 +207,25 @@ func (g *guarded) cluster() []*process {
 		all = append(all, start(g.tb, g.dir, program{name: fmt.Sprintf("node%d", i), path: self, env: []string{brokerEnv + "=" + filepath.Join(home, "nats.conf")}}))
 	}
 	return all
+}
+
+// edge starts a leaf node with somebody's credentials, and gives where agents
+// connect to it.
+func (g *guarded) edge(id string) string {
+	g.tb.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		g.tb.Fatal(err)
+	}
+	address, path := deploy.FreeAddress(g.tb), filepath.Join(g.dir, "leaf.conf")
+	tenant, name := tenantOf(id)
+	conf := fmt.Sprintf("server_name: leaf\nlisten: %q\nmax_payload: 4MB\nleafnodes { remotes: [ { url: \"nats-leaf://%s\", credentials: %q } ] }\n",
+		address, g.leaf, g.creds(tenant, name))
+	if err := os.WriteFile(path, []byte(conf), 0o600); err != nil {
+		g.tb.Fatal(err)
+	}
+	start(g.tb, g.dir, program{name: "leaf", path: self, env: []string{brokerEnv + "=" + path}})
+	return "nats://" + address
 }
 
 // readFile reads a file of one line.

@@ -84,10 +84,21 @@ func TestIdentity(t *testing.T) {
 	g.eventually("claude's end", func() bool { return strings.Contains(tail(claude.log, 1<<16), "authentication revoked") })
 	g.eventually("claude lost", func() bool { return !strings.Contains(g.as("ci", "agent", "ls", "--live").stdout, "claude") })
 	g.up.kill()
+	keys, away := filepath.Join(g.auth, "keys"), filepath.Join(g.dir, "keys") // no server needs them
+	if err := os.Rename(keys, away); err != nil {
+		t.Fatal(err)
+	}
 	g.up = g.start("up-again", nil, g.up.cmd.Args[1:]...)
 	g.up.waitOutput("banner", func(s string) bool { return strings.Contains(s, "\n}") })
 	if _, err := nats.Connect(g.url, nats.UserCredentials(filepath.Join(g.dir, "stolen.creds"))); !errors.Is(err, nats.ErrAuthorization) {
 		t.Errorf("revoked credentials after a restart: %v, want %v", err, nats.ErrAuthorization)
+	}
+
+	if d := g.run(nil, "auth", "add-agent", "x"); d.code == 0 || !strings.Contains(d.stderr, "the key is not here") {
+		t.Errorf("an agent is added without keys: exit %d %s", d.code, d.stderr)
+	}
+	if err := os.Rename(away, keys); err != nil {
+		t.Fatal(err)
 	}
 
 	// A human who was added is an operator since the restart.
@@ -142,6 +153,20 @@ func TestTenants(t *testing.T) {
 		if out := g.must(g.as(tenant+"/ci", "task", "send", "--wait", "--agent", "bob", "canary of "+tenant)); !strings.Contains(out, "canary of "+tenant) {
 			t.Errorf("%s: %s", tenant, out)
 		}
+	}
+	// A leaf node speaks as the one agent that it was let in for.
+	g.must(g.run([]string{"PARLEY_TENANT=red"}, "auth", "add-leaf", "edge"))
+	at := g.edge("red/edge")
+	for _, name := range []string{"edge", "stranger"} {
+		g.start("agent-"+name, []string{"PARLEY_SERVER=" + at, "PARLEY_TIMEOUT=30s"},
+			"agent", "run", "--id", name, "--driver", "echo", "--heartbeat", "500ms", "--data", filepath.Join(g.dir, name))
+	}
+	g.eventually("the agent at the edge", func() bool { return strings.Contains(g.as("red/ci", "agent", "ls", "--live").stdout, "edge") })
+	if out := g.must(g.as("red/ci", "task", "send", "--wait", "--agent", "edge", "at the edge")); !strings.Contains(out, "at the edge") {
+		t.Errorf("the edge: %s", out)
+	}
+	if out := g.must(g.as("red/operator", "agent", "ls")); strings.Contains(out, "stranger") {
+		t.Errorf("the leaf speaks as another:\n%s", out)
 	}
 	for i, tenant := range tenants {
 		other := tenants[1-i]
