@@ -17,6 +17,7 @@ import (
 
 	"github.com/kelseyhightower/envconfig"
 
+	"parley/bus/auth"
 	policy "parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -130,10 +131,15 @@ type config struct {
 	Host     string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
 	Port     int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
 	Callout  bool   `envconfig:"PARLEY_CALLOUT" json:"callout" flag:"callout" desc:"the embedded broker lets in who proves an identity of the fleet, and nobody else"`
+	Auth     string `envconfig:"PARLEY_AUTH" json:"auth" flag:"auth" desc:"directory of identities, made by parley auth init; the embedded broker lets in nobody else"`
+	Tenant   string `envconfig:"PARLEY_TENANT" json:"tenant" flag:"tenant" desc:"tenant of that directory"`
 	Insecure bool   `envconfig:"PARLEY_INSECURE" json:"insecure" flag:"insecure" desc:"let other machines reach the embedded broker, which asks nobody who they are"`
 	Data     string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
 	Sync     string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since; parley serve wants to know what its servers do"`
 }
+
+// defaultAs is who asks where nothing says it.
+const defaultAs = "operator"
 
 // defaultConfig is what holds where nobody says anything. Worker defaults that
 // are zero here belong to the workers.
@@ -141,7 +147,7 @@ func defaultConfig(getenv func(string) string) *config {
 	chain := policy.Chain{}.WithDefaults()
 	return &config{
 		Server: "nats://127.0.0.1:4222", Timeout: span(5 * time.Second),
-		As: "operator", Output: "table", LogLevel: "info", LogFormat: "auto",
+		As: defaultAs, Output: "table", LogLevel: "info", LogFormat: "auto",
 		Workers: workerNames(), Operators: []string{"operator"}, Provision: "create",
 		WebhookRetries: webhooks.Push().Attempts, WebhookBase: span(webhooks.Push().Base), WebhookTimeout: span(webhooks.DefaultTimeout),
 		MaxRetries: fleet.DefaultMaxRetries, OnBlocked: fleet.OnBlockedReroute, Escalate: fleet.EscalateAuto,
@@ -149,7 +155,7 @@ func defaultConfig(getenv func(string) string) *config {
 		AlertNext: span(chain.CallNext), AckTimeout: span(chain.AckTimeout),
 		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
-		CalloutTTL:      span(callout.DefaultTTL),
+		Tenant: auth.DefaultTenant, CalloutTTL: span(callout.DefaultTTL),
 		MetricsInterval: span(time.Minute), HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
@@ -186,7 +192,7 @@ func loadConfig(p *process) (*config, error) {
 			}
 		}
 	}
-	return c, nil
+	return c, c.readSecrets(getenv)
 }
 
 // readFile reads the settings file, which need not exist.
@@ -202,6 +208,11 @@ func (c *config) readFile(path string) error {
 	d.DisallowUnknownFields()
 	if err := d.Decode(c); err != nil {
 		return usage("%s: %w", path, err).next("parley help env  lists the settings; their names in the file are those of the flags, with _")
+	}
+	for _, s := range settings(c) {
+		if slices.Contains(secretFlags, s.flag) && s.value.String() != "" {
+			return private("the settings file", path)
+		}
 	}
 	return nil
 }

@@ -37,6 +37,11 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	cfg.SyncAlways = always
 	cfg.Log = log.With(slog.String("component", "bus"))
+	door, err := openDoor(log)
+	if err != nil {
+		return err
+	}
+	cfg.Refused = door.access.Asked
 	b, err := bus.Connect(ctx, cfg)
 	if err != nil {
 		return a.noServer(err)
@@ -46,5 +51,5 @@ func (a *app) serve(ctx context.Context) error {
 	return a.fleet(ctx, b, 0, log, func(health string) {
 		log.Info("ready", slog.Any("workers", a.conf.Workers), slog.String("server", a.serverName()),
 			slog.String("http", health), slog.String("took", roughly(time.Since(begin))))
-	})
+	}, door.workers(b)...)
 }

@@ -31,7 +31,7 @@ var (
 		"password", "token", "session-token", "webhook-url", "webhook-secret", "webhook-header", "link-key",
 		"identity-key", "seal-key", "callout-issuer", "callout-xkey",
 	}
-	brokerFlags = []string{"host", "port", "callout", "insecure", "data", "sync"}
+	brokerFlags = []string{"host", "port", "auth", "tenant", "callout", "insecure", "data", "sync"}
 )
 
 // setting is one field of config.
@@ -79,6 +79,9 @@ func strangers(environ []string) (warnings []string) {
 	known := slices.Clone(otherVariables)
 	for _, s := range settings(&config{}) {
 		known = append(known, s.env)
+		if slices.Contains(secretFlags, s.flag) {
+			known = append(known, fileVariable(s.env))
+		}
 	}
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
@@ -170,6 +173,9 @@ func writeSettings(w io.Writer, c *config) {
 		desc := s.desc
 		if s.nats != "" {
 			desc += "; or " + s.nats
+		}
+		if slices.Contains(secretFlags, s.flag) {
+			desc += "; or " + fileVariable(s.env) + ", a file with it"
 		}
 		value := s.text()
 		if s.flag == "data" {
