@@ -22,7 +22,7 @@ import (
 )
 
 // HealthURI names the extension by which a card tells how well its agents are.
-const HealthURI = "https://parley.dev/a2a/extensions/health/v1"
+const HealthURI = fleet.HealthURI
 
 // Bindings, as cards name them.
 const (
@@ -81,6 +81,7 @@ func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2
 			Streaming: new(true), PushNotifications: new(w.push != nil), ExtendedAgentCard: new(w.auth.cfg.required()),
 			Extensions: []*a2apb.AgentExtension{
 				{Uri: ContractURI, Description: "The terms of a task in the metadata of its message, and how it went in the metadata of the task"},
+				{Uri: fleet.RouteURI, Description: "Which agents a message has gone through, so that it does not go in circles"},
 				{Uri: HealthURI, Description: "How well the agents behind this card are", Params: healthOf(all)},
 			},
 		},
