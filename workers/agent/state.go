@@ -65,6 +65,9 @@ func (s *state) setHealth(server, health string, at time.Time) (news bool) {
 	defer s.mu.Unlock()
 	news = s.now.health[server] != health
 	s.now.health, s.now.probed = maps.Clone(s.now.health), maps.Clone(s.now.probed)
+	if s.now.health == nil {
+		s.now.health = fleet.MCPHealth{}
+	}
 	if s.now.probed == nil {
 		s.now.probed = fleet.ProbeTimes{}
 	}

@@ -99,7 +99,7 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 		case w.story.over():
 			return w.story.outcome(w.t.Dispatch)
 		}
-		if err == nil || news > 0 {
+		if news > 0 || err == nil && next == byGet {
 			heard = time.Now()
 		}
 		if news > 1 || news > 0 && next != bySubscribe {
@@ -117,10 +117,13 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 			msg, next, heard, w.sends = answer, bySend, time.Now(), 0
 			continue
 		}
+		if news == 0 && err == nil && next != byGet {
+			err = errEmpty
+		}
 		if f := w.fatal(next, err); f != nil {
 			return fleet.Result{TokensSpent: w.story.tokens}, f
 		}
-		if err != nil && !errors.Is(err, errIdle) && time.Since(heard) > w.r.cfg.Patience {
+		if news == 0 && !errors.Is(err, errIdle) && time.Since(heard) > w.r.cfg.Patience {
 			return fleet.Result{TokensSpent: w.story.tokens}, &agent.Fail{
 				Retryable: true, Err: err, Message: "the remote agent was silent for " + w.r.cfg.Patience.String() + ": " + errText(err),
 			}
@@ -136,10 +139,17 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 	}
 }
 
+// errEmpty: a stream that has nothing in it.
+var errEmpty = malformed("its stream ends before anything is told")
+
 // first is the message that begins the task.
 func (w *work) first() *a2a.Message {
 	d := w.t.Dispatch
-	meta := map[string]any{fleet.RouteURI: w.route}
+	via := make([]any, len(w.route.Via))
+	for i, address := range w.route.Via {
+		via[i] = address
+	}
+	meta := map[string]any{fleet.RouteURI: map[string]any{"via": via}}
 	text := agent.Prompt(d)
 	if w.speaks(fleet.ContractURI) {
 		meta[fleet.ContractURI] = terms(d)
@@ -169,9 +179,9 @@ func (w *work) first() *a2a.Message {
 // terms are those of a dispatch that a fleet behind the agent can keep. What it
 // requires of an agent is ours, and has been met.
 func terms(d *fleet.Dispatch) map[string]any {
-	t := map[string]any{"escalate": fleet.EscalateNever}
+	t := map[string]any{"escalate": string(fleet.EscalateNever)}
 	if d.Task.Priority != "" {
-		t["priority"] = d.Task.Priority
+		t["priority"] = string(d.Task.Priority)
 	}
 	if d.Task.TokenBudget > 0 {
 		t["token_budget"] = d.Task.TokenBudget
@@ -311,7 +321,7 @@ func (w *work) after(ctx context.Context, by way, msg *a2a.Message, err error) w
 		return byGet
 	case w.story.asks(): // it has not heard the answer
 		return bySend
-	case errors.Is(err, errIdle):
+	case errors.Is(err, errIdle), errors.Is(err, errEmpty):
 		w.resume = ""
 		return byGet
 	case w.silent, w.deaf, err != nil && by != byGet && w.resume == "":

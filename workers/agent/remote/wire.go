@@ -3,6 +3,7 @@ package remote
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -57,11 +58,33 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, &statusError{code: res.StatusCode, after: time.Duration(max(seconds, 0)) * time.Second}
 	}
 	t, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
-	if p, ok := req.Context().Value(pulseKey{}).(*pulse); ok && t == "text/event-stream" {
+	p, _ := req.Context().Value(pulseKey{}).(*pulse)
+	if p != nil && t == "text/event-stream" {
 		res.Body = &events{ReadCloser: res.Body, pulse: p}
 		return res, nil
 	}
 	res.Body = &bounded{ReadCloser: res.Body, left: maxAnswer}
+	if p != nil && req.Header.Get("Accept") == "text/event-stream" && res.StatusCode == http.StatusOK {
+		return asEvent(res)
+	}
+	return res, nil
+}
+
+// asEvent makes an answer in place of a stream a stream of one event: an error
+// before the first event comes like that, and the SDK would see nothing in it.
+func asEvent(res *http.Response) (*http.Response, error) {
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxCard))
+	err = errors.Join(err, res.Body.Close())
+	if err != nil {
+		return nil, err
+	}
+	var line bytes.Buffer
+	line.WriteString("data: ")
+	if json.Compact(&line, body) != nil {
+		return nil, malformed("%s where a stream of events should be", res.Header.Get("Content-Type"))
+	}
+	line.WriteString("\n\n")
+	res.Body = io.NopCloser(&line)
 	return res, nil
 }
 
