@@ -146,7 +146,9 @@ func TestDisconnect(t *testing.T) {
 			})
 			w.remote("far", f.url)
 			id := w.dispatch("gate one two")
-			bustest.Eventually(t, "it goes on", func() bool { return f.count("SubscribeToTask") > 0 && f.count("GetTask") > 0 })
+			bustest.Eventually(t, "it goes on", func() bool { 
+				return subscribes && f.count("SubscribeToTask") > 1 || !subscribes && f.count("GetTask") > 0
+			})
 			f.pass("one")
 			bustest.Eventually(t, "the second chunk", func() bool { return strings.Contains(w.artifacts(id), "1;") })
 			f.pass("two")
@@ -273,7 +275,8 @@ func TestHealth(t *testing.T) {
 	w.result(w.dispatch("echo", needs("poems")), fleet.StateDone)
 }
 
-// TestFollowUp passes a follow-up on to the remote task.
+// TestFollowUp passes a follow-up on to the remote task, at once. (What the SDK's
+// server does of one to a task at work is to drop it.)
 func TestFollowUp(t *testing.T) {
 	t.Parallel()
 	w, f := newWorld(t), newFar(t)
@@ -282,7 +285,8 @@ func TestFollowUp(t *testing.T) {
 	bustest.Eventually(t, "an artifact", func() bool { return w.artifacts(id) != "" })
 	must[fleet.TaskView](w, "task", "message", fleet.TaskMessage{TaskID: id, Text: "and hurry"})
 	bustest.Eventually(t, "the follow-up is sent", func() bool { return f.count("SendMessage") > 0 })
-	must[fleet.TaskView](w, "task", "cancel", fleet.TaskCancel{TaskID: id})
+	f.pass("never")
+	w.until(id, fleet.StateDone)
 }
 
 // TestSecrets sends a secret of the environment to the agent's host, and to no

@@ -49,6 +49,7 @@ type work struct {
 	silent  bool   // the agent's card says that it does not stream
 	deaf    bool   // the agent takes no subscriptions
 	answers string // the id of the question that the current message answers
+	known   func() // called when the task is known
 	wg      sync.WaitGroup
 }
 
@@ -90,7 +91,7 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 	again := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(200*time.Millisecond), backoff.WithMaxInterval(10*time.Second), backoff.WithMaxElapsedTime(0),
 	)
-	following := false
+	w.known = sync.OnceFunc(func() { w.wg.Go(func() { w.passOn(hearing) }) })
 	for {
 		news, err := w.consume(ctx, next, msg)
 		switch {
@@ -104,10 +105,6 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 		}
 		if news > 1 || news > 0 && next != bySubscribe {
 			again.Reset()
-		}
-		if w.story.task != "" && !following {
-			following = true
-			w.wg.Go(func() { w.passOn(hearing) })
 		}
 		if w.story.asks() && !w.unheard(msg) {
 			answer, askErr := w.ask(ctx)
@@ -283,6 +280,9 @@ func (w *work) look(ctx context.Context) (int, error) {
 // tell takes an event in and tells it on.
 func (w *work) tell(ctx context.Context, e a2a.Event) error {
 	news, err := w.story.add(e)
+	if w.story.task != "" {
+		w.known()
+	}
 	for _, n := range news {
 		if n.artifact == nil {
 			w.t.Progress(n.progress, -1, n.tokens)
