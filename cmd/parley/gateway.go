@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	"parley/bus"
 	"parley/subjects"
@@ -28,11 +29,15 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 	cfg := gateway.Config{
 		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
 		Push: true, PushEndpoint: c.A2APush,
-		Auth: gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""},
+		Registry: gateway.Registry{URL: c.A2ARegistry, Token: c.A2ARegToken, Each: time.Duration(c.A2ARegEach)},
+		Auth:     gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""},
 	}
 	if len(tokens) == 0 && c.A2AIssuer == "" && c.HTTPCA == "" && !c.A2AOpen && !localOnly(c.HTTP) {
 		return workers.Worker{}, usage("--http %s can be reached from other machines, and the A2A gateway would ask nobody who they are", c.HTTP).
 			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway out of --workers")
+	}
+	if c.A2ARegistry != "" && c.A2AURL == "" {
+		return workers.Worker{}, usage("--a2a-registry: the fleet's card must say where clients reach it").next("give --a2a-url, too")
 	}
 	if c.A2AKey != "" {
 		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {

@@ -54,9 +54,8 @@ func first(p params, name string) string {
 	return ""
 }
 
-// admit says who calls and whether they may. version is what the request says
-// besides its parameters.
-func (w *Worker) admit(ctx context.Context, p params, peer peer, version string) (*call, error) {
+// admit says who calls and whether they may. version checks that of the request.
+func (w *Worker) admit(ctx context.Context, p params, peer peer, version func() error) (*call, error) {
 	if !w.ready.Load() {
 		f := faultf(kindUnavailable, "the gateway is starting or stopping; repeat the call")
 		f.retry = time.Second
@@ -69,7 +68,7 @@ func (w *Worker) admit(ctx context.Context, p params, peer peer, version string)
 	if err := w.limits.take(id); err != nil {
 		return nil, err
 	}
-	if err := checkVersion(pick(first(p, headerVersion), version)); err != nil {
+	if err := version(); err != nil {
 		return nil, err
 	}
 	c := &call{
@@ -112,7 +111,7 @@ func checkVersion(v string) error {
 	}
 	said := "version " + strconv.Quote(clip(v)) + " is not supported"
 	if v == "" {
-		said = "the request names no version, which means 0.3; that is not supported"
+		said = "the request names no version, which means 0.3, and is none of that version"
 	}
 	f := faultf(kindVersion, said+": send the header "+headerVersion+": "+protocolVersion)
 	f.meta = map[string]string{"supportedVersions": protocolVersion}

@@ -258,9 +258,9 @@ func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
 		w.restFault(rw, r, err)
 		return
 	}
-	body, err := cardJSON(card)
-	if err == nil {
-		body, err = w.signed(body, at)
+	body, err := w.cardBody(card, at)
+	if err == nil && (w.signer == nil || strings.HasSuffix(r.URL.Path, legacyCardPath)) {
+		body, err = withLegacy(r.Context(), body, card, at) // a signature holds for the card of 1.0 alone
 	}
 	if err != nil {
 		w.restFault(rw, r, err)
@@ -274,7 +274,16 @@ func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
 	h.Set("ETag", tag)
 	h.Set("Vary", "Host")
 	// It answers If-None-Match, If-Modified-Since and HEAD.
-	http.ServeContent(rw, r, "", w.cards.since(at.url+" "+string(agent), tag, time.Now()).Truncate(time.Second), bytes.NewReader(body))
+	http.ServeContent(rw, r, "", w.cards.since(at.url+" "+r.URL.Path, tag, time.Now()).Truncate(time.Second), bytes.NewReader(body))
+}
+
+// cardBody is a card as it is sent.
+func (w *Worker) cardBody(card *a2apb.AgentCard, at base) ([]byte, error) {
+	body, err := cardJSON(card)
+	if err != nil {
+		return nil, err
+	}
+	return w.signed(body, at)
 }
 
 // getExtendedAgentCard is the operation GetExtendedAgentCard: the card of whom

@@ -40,6 +40,8 @@ type Config struct {
 	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
 	PushEndpoint string
 
+	Registry Registry // a shared one that is told the fleet's card
+
 	KeepAlive    time.Duration // between comments on a quiet stream; absent 15 s
 	WriteTimeout time.Duration // for a reader that does not read; absent 30 s
 
@@ -50,6 +52,7 @@ func (c Config) withDefaults() Config {
 	c.Name = cmp.Or(c.Name, "Parley")
 	c.Description = cmp.Or(c.Description, "A fleet of agents: it gives each task to the one that fits best, and sees it through")
 	c.Version = cmp.Or(c.Version, "0.0.0")
+	c.Registry.Each = cmp.Or(c.Registry.Each, DefaultAnnounceEach)
 	c.KeepAlive = cmp.Or(c.KeepAlive, 15*time.Second)
 	c.WriteTimeout = cmp.Or(c.WriteTimeout, 30*time.Second)
 	if c.Log == nil {
@@ -102,6 +105,9 @@ func New(cfg Config) (*Worker, error) {
 		}
 		w.publicHost, w.publicAuthority = u.Hostname(), u.Host
 	}
+	if err := cfg.Registry.check(cfg.URL); err != nil {
+		return nil, err
+	}
 	for _, id := range cfg.Auth.Tokens {
 		if _, err := subjects.ParseAgentID(string(id)); err != nil {
 			return nil, fmt.Errorf("gateway: a token's caller: %w", err)
@@ -143,6 +149,8 @@ func (w *Worker) Ready() error {
 func (w *Worker) Run(ctx context.Context) error {
 	defer w.stop()
 	defer w.ready.Store(false)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if w.push != nil {
 		var err error
 		if w.push.kv, err = w.cfg.Bus.KV(ctx, subjects.BucketPush); err != nil {
@@ -150,7 +158,14 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		var pushing sync.WaitGroup
 		defer pushing.Wait()
+		defer cancel()
 		pushing.Go(func() { w.push.run(ctx) })
+	}
+	if w.cfg.Registry.URL != "" {
+		var telling sync.WaitGroup
+		defer telling.Wait()
+		defer cancel()
+		telling.Go(func() { w.announce(ctx) })
 	}
 	err := w.cfg.Bus.Tail(ctx, bus.Tail{
 		Stream: subjects.StreamTasks, Subjects: []string{subjects.TaskPattern}, LastPerSubject: true,

@@ -155,7 +155,11 @@ func parseCard(data []byte) (card *a2a.AgentCard, err error) {
 			card, err = nil, fmt.Errorf("the card cannot be read: %v", p)
 		}
 	}()
-	card, err = a2av0.NewAgentCardParser()(data)
+	// The SDK's parser of both versions does not know how 1.0 calls its schemes.
+	card, err = agentcard.DefaultCardParser(data)
+	if err != nil || len(card.SupportedInterfaces) == 0 {
+		card, err = a2av0.NewAgentCardParser()(data)
+	}
 	if err != nil {
 		return nil, err
 	}
