@@ -314,4 +314,3 @@ func TestRegistry(t *testing.T) {
 		t.Error("a registry without an address of the gateway is taken")
 	}
 }
-

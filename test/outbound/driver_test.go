@@ -146,7 +146,7 @@ func TestDisconnect(t *testing.T) {
 			})
 			w.remote("far", f.url)
 			id := w.dispatch("gate one two")
-			bustest.Eventually(t, "it goes on", func() bool { 
+			bustest.Eventually(t, "it goes on", func() bool {
 				return subscribes && f.count("SubscribeToTask") > 1 || !subscribes && f.count("GetTask") > 0
 			})
 			f.pass("one")

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"encoding/json"
-	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
 	"net/http"
 	"time"
 

@@ -22,9 +22,12 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
 	grpcv0 "github.com/a2aproject/a2a-go/v2/a2agrpc/v0"
 	grpcv1 "github.com/a2aproject/a2a-go/v2/a2agrpc/v1"
+	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
+	"github.com/a2aproject/a2a-go/v2/a2apb/v1/pbconv"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"parley/subjects"
 	"parley/workers/agent"
@@ -155,10 +158,15 @@ func parseCard(data []byte) (card *a2a.AgentCard, err error) {
 			card, err = nil, fmt.Errorf("the card cannot be read: %v", p)
 		}
 	}()
-	// The SDK's parser of both versions does not know how 1.0 calls its schemes.
-	card, err = agentcard.DefaultCardParser(data)
-	if err != nil || len(card.SupportedInterfaces) == 0 {
-		card, err = a2av0.NewAgentCardParser()(data)
+	for _, parse := range []agentcard.Parser{protoCard, agentcard.DefaultCardParser, a2av0.NewAgentCardParser()} {
+		var parsed *a2a.AgentCard
+		if parsed, err = parse(data); err == nil && len(parsed.SupportedInterfaces) > 0 {
+			card = parsed
+			break
+		}
+	}
+	if err == nil && card == nil {
+		err = errors.New("it names no interface")
 	}
 	if err != nil {
 		return nil, err
@@ -168,6 +176,16 @@ func parseCard(data []byte) (card *a2a.AgentCard, err error) {
 		return nil, errors.New("it is no agent's card: it needs a name and supportedInterfaces")
 	}
 	return card, nil
+}
+
+// protoCard reads a card as the specification has it, in ProtoJSON: the SDK's own
+// types read security requirements in another form only.
+func protoCard(data []byte) (*a2a.AgentCard, error) {
+	m := new(a2apb.AgentCard)
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, m); err != nil {
+		return nil, err
+	}
+	return pbconv.FromProtoAgentCard(m)
 }
 
 // bare stands for the card of an agent that has none, if the agent answers.
