@@ -305,10 +305,10 @@ func (s *story) chunks(p *piece, parts []fleet.Part, more, last bool) (out []tol
 		return nil
 	}
 	var groups [][]fleet.Part
-	size := maxChunk
+	size := 0
 	for _, part := range split(parts) {
 		n := sizeOf([]fleet.Part{part})
-		if size += n; size > maxChunk {
+		if size += n; len(groups) == 0 || size > maxChunk {
 			groups, size = append(groups, nil), n
 		}
 		groups[len(groups)-1] = append(groups[len(groups)-1], part)
