@@ -1,10 +1,21 @@
 package outbound_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
+	"github.com/a2aproject/a2a-go/v2/a2asrv"
 
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -107,5 +118,107 @@ func TestCycle(t *testing.T) {
 	}
 	if n, m := one.count("")+two.count(""), one.count(fleet.StateError); n > 3 || m == 0 {
 		t.Errorf("%d tasks, %d failed in the first fleet", n, m)
+	}
+}
+
+// TestResume breaks the stream between two fleets: it is resumed behind the last
+// event that was told on.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	far, near := newWorld(t), newWorld(t)
+	gate := make(chan struct{})
+	far.agent("worker", agent.Config{Handler: agent.HandlerFunc(func(ctx context.Context, t *agent.Task) (fleet.Result, error) {
+		for i, text := range []string{"a", "b", "c", "d"} {
+			if i == 2 {
+				select {
+				case <-gate:
+				case <-ctx.Done():
+					return fleet.Result{}, context.Cause(ctx)
+				}
+			}
+			if err := t.Artifact(ctx, fleet.Artifact{ArtifactID: "log", Parts: []fleet.Part{{Text: &text}}, Append: i > 0}); err != nil {
+				return fleet.Result{}, err
+			}
+		}
+		return agent.Text("done"), nil
+	})})
+	address, err := url.Parse(far.gateway())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(address)
+	proxy.FlushInterval = -1
+	proxy.ErrorLog = log.New(io.Discard, "", 0)
+	resumed := make(chan string, 10)
+	s := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		switch {
+		case bytes.Contains(body, []byte("SendStreamingMessage")):
+			rw = &cut{rw, 4} // task, working, a, b
+		case bytes.Contains(body, []byte("SubscribeToTask")):
+			resumed <- r.Header.Get("Last-Event-ID")
+			select {
+			case <-gate:
+			default:
+				close(gate)
+			}
+		}
+		proxy.ServeHTTP(rw, r)
+	}))
+	t.Cleanup(s.Close)
+	t.Cleanup(s.CloseClientConnections)
+	near.remote("fleet", s.URL)
+	id := near.dispatch("count")
+	r := near.result(id, fleet.StateDone)
+	if got := near.artifacts(id); got != "log:a log:+b log:+c log:+d" || !strings.HasSuffix(output(r), "done") {
+		t.Errorf("artifacts %q, output %s", got, r.Output)
+	}
+	if last := <-resumed; last != "4" {
+		t.Errorf("resumed behind %q, want 4", last)
+	}
+}
+
+// TestLegacyRemote has an agent of version 0.3 serve.
+func TestLegacyRemote(t *testing.T) {
+	t.Parallel()
+	w, f := newWorld(t), newFar(t)
+	mux := http.NewServeMux()
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	t.Cleanup(s.CloseClientConnections)
+	card := *f.card
+	card.SupportedInterfaces = []*a2a.AgentInterface{{URL: s.URL + "/rpc", ProtocolBinding: a2a.TransportProtocolJSONRPC, ProtocolVersion: a2av0.Version}}
+	mux.Handle("/rpc", a2av0.NewJSONRPCHandler(a2asrv.NewHandler(f)))
+	producer, ok := a2av0.NewStaticAgentCardProducer(&card).(a2asrv.AgentCardJSONProducer)
+	if !ok {
+		t.Fatal("no card")
+	}
+	data, err := producer.CardJSON(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var members map[string]json.RawMessage
+	if err = json.Unmarshal(data, &members); err == nil {
+		delete(members, "supportedInterfaces") // as an agent that has never heard of 1.0
+		data, err = json.Marshal(members)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux.HandleFunc("/.well-known/agent.json", func(rw http.ResponseWriter, _ *http.Request) { _, _ = rw.Write(data) })
+	w.remote("old", s.URL)
+	id := w.dispatch("chunks a b")
+	if got := output(w.result(id, fleet.StateDone)); got != "0;1;" {
+		t.Errorf("output %q", got)
+	}
+	id = w.dispatch("ask")
+	w.until(id, fleet.StateInputRequired)
+	must[fleet.TaskView](w, "task", "answer", fleet.TaskAnswer{TaskID: id, Text: "blue"})
+	if got := output(w.result(id, fleet.StateDone)); got != "you said blue" {
+		t.Errorf("output %q", got)
 	}
 }
