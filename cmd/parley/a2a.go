@@ -66,7 +66,7 @@ func (a *app) identity(arg string, f *authFlags) (*remote.Identity, error) {
 	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no agent %q in %s", arg, a.conf.A2AIdentities).
+		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no agent %q in %s", arg, a.identities()).
 			WithRemedy("parley a2a ls  lists them; parley a2a register ADDRESS --id " + arg + "  adds one")
 	}
 	if err != nil {
@@ -82,11 +82,19 @@ func (a *app) identity(arg string, f *authFlags) (*remote.Identity, error) {
 	return id, nil
 }
 
+// identities is the directory of the identities.
+func (a *app) identities() string {
+	if a.conf.A2AIdentities != "" {
+		return a.conf.A2AIdentities
+	}
+	return filepath.Join(configHome(a.getenv), "parley", "a2a")
+}
+
 func (a *app) identityFile(id string) (string, error) {
 	if _, err := subjects.ParseAgentID(id); err != nil {
 		return "", err
 	}
-	return filepath.Join(a.conf.A2AIdentities, id+".yaml"), nil
+	return filepath.Join(a.identities(), id+".yaml"), nil
 }
 
 // remoteAgent is the client of the agent that an argument names.
@@ -242,10 +250,10 @@ func (a *app) keepIdentity(x *remote.Identity, force bool) error {
 	if err != nil {
 		return failed("write an identity: %w", err)
 	}
-	if err := os.MkdirAll(a.conf.A2AIdentities, 0o700); err != nil {
+	if err := os.MkdirAll(a.identities(), 0o700); err != nil {
 		return failed("write an identity: %w", err)
 	}
-	tmp, err := os.CreateTemp(a.conf.A2AIdentities, ".new-*")
+	tmp, err := os.CreateTemp(a.identities(), ".new-*")
 	if err != nil {
 		return failed("write an identity: %w", err)
 	}
@@ -277,7 +285,7 @@ func (a *app) a2aList() *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the agents that are registered", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			files, err := filepath.Glob(filepath.Join(a.conf.A2AIdentities, "*.yaml"))
+			files, err := filepath.Glob(filepath.Join(a.identities(), "*.yaml"))
 			if err != nil {
 				return failed("list identities: %w", err)
 			}
@@ -329,7 +337,7 @@ func (a *app) a2aRemove() *cobra.Command {
 			}
 			err = os.Remove(path)
 			if errors.Is(err, fs.ErrNotExist) {
-				return subjects.Errorf(subjects.CodeNotFound, "there is no agent %q in %s", args[0], a.conf.A2AIdentities).WithRemedy("parley a2a ls  lists them")
+				return subjects.Errorf(subjects.CodeNotFound, "there is no agent %q in %s", args[0], a.identities()).WithRemedy("parley a2a ls  lists them")
 			}
 			if err != nil {
 				return failed("remove an identity: %w", err)

@@ -81,7 +81,7 @@ type config struct {
 	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
-	A2AIdentities string   `envconfig:"PARLEY_A2A_IDENTITIES" json:"a2a_identities" flag:"a2a-identities" desc:"directory of the A2A agents of others, a file NAME.yaml for each"`
+	A2AIdentities string   `envconfig:"PARLEY_A2A_IDENTITIES" json:"a2a_identities" flag:"a2a-identities" desc:"directory of the A2A agents of others, a file NAME.yaml for each; absent: a2a in the directory of the settings"`
 	A2ARegistry   string   `envconfig:"PARLEY_A2A_REGISTRY" json:"a2a_registry" flag:"a2a-registry" desc:"address of a shared registry that is told the fleet's card; empty: none"`
 	A2ARegToken   string   `envconfig:"PARLEY_A2A_REGISTRY_TOKEN" json:"a2a_registry_token" flag:"a2a-registry-token" desc:"bearer token for it; better set in the environment than as a flag"`
 	A2ARegEach    span     `envconfig:"PARLEY_A2A_REGISTRY_EACH" json:"a2a_registry_each" flag:"a2a-registry-each" desc:"how often the registry is told the card again"`
@@ -149,6 +149,8 @@ func defaultConfig(getenv func(string) string) *config {
 		HTTP:       "127.0.0.1:7411", Grace: span(30 * time.Second),
 		A2AIdentities: filepath.Join(configHome(getenv), "parley", "a2a"), A2ARegEach: span(gateway.DefaultAnnounceEach),
 		HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
+		A2ARegEach: span(gateway.DefaultAnnounceEach),
+		HTTP:       "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
