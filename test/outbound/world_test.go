@@ -108,7 +108,7 @@ func (w *world) agent(id subjects.AgentID, c agent.Config) (stop func()) {
 
 func (w *world) start(id subjects.AgentID, c agent.Config) (stop func()) {
 	w.t.Helper()
-	c.ID, c.Bus, c.MaxParallel, c.Heartbeat, c.Grace, c.Log = id, w.srv.Connect(w.t), 8, 200*time.Millisecond, -1, logger(w.t)
+	c.ID, c.Bus, c.MaxParallel, c.Heartbeat, c.Grace, c.Log = id, w.srv.Connect(w.t), 8, 5*time.Second, -1, logger(w.t)
 	a, err := agent.New(c)
 	if err != nil {
 		w.t.Fatal(err)
