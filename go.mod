@@ -34,7 +34,7 @@ require github.com/gowebpki/jcs v1.0.1
 require github.com/goccy/go-yaml v1.18.0
 
 require github.com/synadia-io/callout.go v0.2.1
-require github.com/a2aproject/a2a-go v0.3.15 // indirect
+
 require github.com/a2aproject/a2a-go v0.3.15
 
 require (

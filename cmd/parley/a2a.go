@@ -51,9 +51,9 @@ func (f *authFlags) auth() *remote.Auth {
 	return &remote.Auth{Type: cmp.Or(f.kind, remote.AuthBearer), ValueEnv: f.env, Header: f.header}
 }
 
-// identity is the agent that an argument names: an address, or a name that was
+// farIdentity is the agent that an argument names: an address, or a name that was
 // registered.
-func (a *app) identity(arg string, f *authFlags) (*remote.Identity, error) {
+func (a *app) farIdentity(arg string, f *authFlags) (*remote.Identity, error) {
 	if strings.Contains(arg, "://") {
 		return remote.NewIdentity("remote", arg, f.auth())
 	}
@@ -66,7 +66,7 @@ func (a *app) identity(arg string, f *authFlags) (*remote.Identity, error) {
 	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no agent %q in %s", arg, a.identities()).
+		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no agent %q in %s", arg, a.farIdentities()).
 			WithRemedy("parley a2a ls  lists them; parley a2a register ADDRESS --id " + arg + "  adds one")
 	}
 	if err != nil {
@@ -82,8 +82,8 @@ func (a *app) identity(arg string, f *authFlags) (*remote.Identity, error) {
 	return id, nil
 }
 
-// identities is the directory of the identities.
-func (a *app) identities() string {
+// farIdentities is the directory of the identities.
+func (a *app) farIdentities() string {
 	if a.conf.A2AIdentities != "" {
 		return a.conf.A2AIdentities
 	}
@@ -94,12 +94,12 @@ func (a *app) identityFile(id string) (string, error) {
 	if _, err := subjects.ParseAgentID(id); err != nil {
 		return "", err
 	}
-	return filepath.Join(a.identities(), id+".yaml"), nil
+	return filepath.Join(a.farIdentities(), id+".yaml"), nil
 }
 
 // remoteAgent is the client of the agent that an argument names.
 func (a *app) remoteAgent(arg string, f *authFlags) (*remote.Remote, error) {
-	id, err := a.identity(arg, f)
+	id, err := a.farIdentity(arg, f)
 	if err != nil {
 		return nil, err
 	}
@@ -250,10 +250,10 @@ func (a *app) keepIdentity(x *remote.Identity, force bool) error {
 	if err != nil {
 		return failed("write an identity: %w", err)
 	}
-	if err := os.MkdirAll(a.identities(), 0o700); err != nil {
+	if err := os.MkdirAll(a.farIdentities(), 0o700); err != nil {
 		return failed("write an identity: %w", err)
 	}
-	tmp, err := os.CreateTemp(a.identities(), ".new-*")
+	tmp, err := os.CreateTemp(a.farIdentities(), ".new-*")
 	if err != nil {
 		return failed("write an identity: %w", err)
 	}
@@ -285,13 +285,13 @@ func (a *app) a2aList() *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the agents that are registered", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			files, err := filepath.Glob(filepath.Join(a.identities(), "*.yaml"))
+			files, err := filepath.Glob(filepath.Join(a.farIdentities(), "*.yaml"))
 			if err != nil {
 				return failed("list identities: %w", err)
 			}
 			list := []*remote.Identity{}
 			for _, path := range files {
-				id, err := a.identity(strings.TrimSuffix(filepath.Base(path), ".yaml"), &authFlags{})
+				id, err := a.farIdentity(strings.TrimSuffix(filepath.Base(path), ".yaml"), &authFlags{})
 				if err != nil {
 					a.notice("%s", err)
 					continue
@@ -337,7 +337,7 @@ func (a *app) a2aRemove() *cobra.Command {
 			}
 			err = os.Remove(path)
 			if errors.Is(err, fs.ErrNotExist) {
-				return subjects.Errorf(subjects.CodeNotFound, "there is no agent %q in %s", args[0], a.identities()).WithRemedy("parley a2a ls  lists them")
+				return subjects.Errorf(subjects.CodeNotFound, "there is no agent %q in %s", args[0], a.farIdentities()).WithRemedy("parley a2a ls  lists them")
 			}
 			if err != nil {
 				return failed("remove an identity: %w", err)
@@ -425,7 +425,7 @@ func (a *app) remoteDriver(ctx context.Context, f *agentFlags) (agent.Handler, f
 		return nil, nil, usage("--card is missing: the address of the agent's card, or a name of parley a2a ls").
 			next("parley agent run --id " + f.id + " --driver a2a --card https://agent.example.org")
 	}
-	id, err := a.identity(f.card, &f.auth)
+	id, err := a.farIdentity(f.card, &f.auth)
 	if err != nil {
 		return nil, nil, err
 	}

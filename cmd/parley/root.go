@@ -160,8 +160,7 @@ First steps, each in a terminal of its own:
 	}
 	add("run", a.upCommand(), a.serveCommand(), newDemoCommand(a))
 	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.sessionCommand(), a.identityCommand(), a.invokeCommand(), a.meshCommand(), a.agentCommand(),
-	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.sessionCommand(), a.invokeCommand(), a.meshCommand(), a.agentCommand(), a.a2aCommand(),
-		a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
+		a.a2aCommand(), a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
 	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")

@@ -28,12 +28,11 @@ var (
 		"run-output", "mesh-hops", "mesh-pair-rate", "mesh-agent-rate",
 	}
 	secretFlags = []string{
+		"a2a-registry-token",
 		"password", "token", "session-token", "webhook-url", "webhook-secret", "webhook-header", "link-key",
 		"identity-key", "seal-key", "callout-issuer", "callout-xkey",
 	}
 	brokerFlags = []string{"host", "port", "callout", "insecure", "data", "sync"}
-	secretFlags = []string{"a2a-registry-token", "password", "token", "session-token", "webhook-url", "webhook-secret", "webhook-header", "link-key"}
-	brokerFlags = []string{"host", "port", "insecure", "data", "sync"}
 )
 
 // setting is one field of config.
