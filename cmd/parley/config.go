@@ -148,9 +148,7 @@ func defaultConfig(getenv func(string) string) *config {
 		CalloutTTL: span(callout.DefaultTTL),
 		HTTP:       "127.0.0.1:7411", Grace: span(30 * time.Second),
 		A2ARegEach: span(gateway.DefaultAnnounceEach),
-		A2ARegEach: span(gateway.DefaultAnnounceEach),
-		HTTP:       "127.0.0.1:7411", Grace: span(30 * time.Second),
-		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
+		Host:       "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
 
