@@ -23,6 +23,7 @@ import (
 	"parley/subjects/fleet"
 	"parley/workers/callout"
 	"parley/workers/escalation"
+	"parley/workers/gateway"
 	"parley/workers/webhooks"
 )
 
@@ -82,6 +83,10 @@ type config struct {
 	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
+	A2AIdentities string   `envconfig:"PARLEY_A2A_IDENTITIES" json:"a2a_identities" flag:"a2a-identities" desc:"directory of the A2A agents of others, a file NAME.yaml for each; absent: a2a in the directory of the settings"`
+	A2ARegistry   string   `envconfig:"PARLEY_A2A_REGISTRY" json:"a2a_registry" flag:"a2a-registry" desc:"address of a shared registry that is told the fleet's card; empty: none"`
+	A2ARegToken   string   `envconfig:"PARLEY_A2A_REGISTRY_TOKEN" json:"a2a_registry_token" flag:"a2a-registry-token" desc:"bearer token for it; better set in the environment than as a flag"`
+	A2ARegEach    span     `envconfig:"PARLEY_A2A_REGISTRY_EACH" json:"a2a_registry_each" flag:"a2a-registry-each" desc:"how often the registry is told the card again"`
 	A2EListen     string   `envconfig:"PARLEY_A2E_LISTEN" json:"a2e_listen" flag:"a2e-listen" desc:"where agents connect that use the fleet as their A2E environment: host:port or unix:/path; none when empty"`
 	A2ETokens     string   `envconfig:"PARLEY_A2E_TOKENS" json:"a2e_tokens" flag:"a2e-tokens" desc:"file with a line 'agent token' for each A2E agent; that of --a2a-tokens when empty"`
 	A2EParallel   int      `envconfig:"PARLEY_A2E_MAX_PARALLEL" json:"a2e_max_parallel" flag:"a2e-max-parallel" desc:"tasks and runs that an A2E session may have under way; 0 is 4"`
@@ -157,7 +162,8 @@ func defaultConfig(getenv func(string) string) *config {
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
 		Tenant: auth.DefaultTenant, CalloutTTL: span(callout.DefaultTTL),
 		MetricsInterval: span(time.Minute), HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
-		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
+		A2ARegEach: span(gateway.DefaultAnnounceEach),
+		Host:       "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
 

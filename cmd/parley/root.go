@@ -166,7 +166,7 @@ First steps, each in a terminal of its own:
 	}
 	add("run", a.upCommand(), a.serveCommand(), a.authCommand(), newDemoCommand(a))
 	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.scheduleCommand(), a.sessionCommand(), a.identityCommand(), a.invokeCommand(), a.meshCommand(), a.agentCommand(), a.mcpCommand(), a.a2eCommand(),
-		a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
+		a.a2aCommand(), a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
 	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand(), a.metricsCommand(), a.validateCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")
