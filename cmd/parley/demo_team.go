@@ -133,9 +133,9 @@ func (d *demo) runs(ctx context.Context) error {
 	begin := time.Now()
 	seen := map[string]string{}
 	err = d.until(ctx, "the end of the run", func() (bool, error) {
-		r, err := d.release(ctx)
-		if err != nil {
-			return false, err
+		r, rerr := d.release(ctx)
+		if rerr != nil {
+			return false, rerr
 		}
 		for _, line := range heard.take() {
 			d.say("%6s  %s", clockOf(begin), line)

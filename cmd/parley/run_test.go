@@ -176,8 +176,11 @@ func TestTree(t *testing.T) {
 	begun := time.Unix(1_800_000_000, 0)
 	ended := begun.Add(3 * time.Second)
 	d := runwire.Definition{Agents: []runwire.Node{
-		{ID: "a"}, {ID: "b", Dependencies: []runwire.NodeID{"a"}, Sequence: 2}, {ID: "c", Dependencies: []runwire.NodeID{"a"}, Sequence: 1},
-		{ID: "d", Dependencies: []runwire.NodeID{"a", "b"}}, {ID: "e", Dependencies: []runwire.NodeID{"c"}},
+		{ID: "a"},
+		{ID: "b", Dependencies: []runwire.NodeID{"a"}, Sequence: 2},
+		{ID: "c", Dependencies: []runwire.NodeID{"a"}, Sequence: 1},
+		{ID: "d", Dependencies: []runwire.NodeID{"a", "b"}},
+		{ID: "e", Dependencies: []runwire.NodeID{"c"}},
 	}}
 	r := &runwire.Record{RunID: "r", State: runwire.Running, Definition: d, Nodes: map[runwire.NodeID]runwire.Status{
 		"a": {State: runwire.Done, AgentID: "x", Begun: &begun, Ended: &ended}, "b": {State: runwire.Dispatched, Items: &runwire.Items{Total: 9, Done: 3, Failed: 1}},

@@ -81,7 +81,8 @@ func (c Clock) Next(t time.Time) time.Time {
 		if t.Before(c.anchor) {
 			return c.anchor.Add(c.every)
 		}
-		return c.anchor.Add((t.Sub(c.anchor)/c.every + 1) * c.every)
+		since := t.Sub(c.anchor)
+		return t.Add(c.every - since%c.every)
 	case t.Before(c.at):
 		return c.at
 	}

@@ -21,11 +21,11 @@ import (
 // question, a failure, a cancel.
 func TestBindings(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	all := newWorld(t)
 	for i, b := range []a2a.TransportProtocol{a2a.TransportProtocolJSONRPC, a2a.TransportProtocolHTTPJSON, a2a.TransportProtocolGRPC} {
 		t.Run(string(b), func(t *testing.T) {
 			t.Parallel()
-			w, f, far := w.in(t), newFar(t, b), subjects.AgentID(fmt.Sprintf("far%d", i))
+			w, f, far := all.in(t), newFar(t, b), subjects.AgentID(fmt.Sprintf("far%d", i))
 			w.remote(far, f.url)
 			progress := w.listen(far)
 
@@ -212,7 +212,7 @@ func TestHang(t *testing.T) {
 // TestMalformed has an agent answer what is not A2A.
 func TestMalformed(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	all := newWorld(t)
 	n := 0
 	for name, answer := range map[string]string{
 		"no JSON":         "data: {\n\n",
@@ -229,7 +229,7 @@ func TestMalformed(t *testing.T) {
 		far := subjects.AgentID(fmt.Sprintf("far%d", n))
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w, f := w.in(t), newFar(t)
+			w, f := all.in(t), newFar(t)
 			f.breaks(func(rw http.ResponseWriter, _ *http.Request, method string, _ int) http.ResponseWriter {
 				if method == "" {
 					return rw

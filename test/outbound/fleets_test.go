@@ -5,7 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -66,7 +66,7 @@ func TestFleetBehindFleet(t *testing.T) {
 		t.Errorf("output %s", r.Output)
 	}
 	id := near.dispatch("chunks a b")
-	if r := near.result(id, fleet.StateDone); !strings.HasSuffix(output(r), "chunks a b") {
+	if r = near.result(id, fleet.StateDone); !strings.HasSuffix(output(r), "chunks a b") {
 		t.Errorf("output %s", r.Output)
 	}
 	if got := near.artifacts(id); got != "log:a log:+b" {
@@ -148,7 +148,7 @@ func TestResume(t *testing.T) {
 	}
 	proxy := httputil.NewSingleHostReverseProxy(address)
 	proxy.FlushInterval = -1
-	proxy.ErrorLog = log.New(io.Discard, "", 0)
+	proxy.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	resumed := make(chan string, 10)
 	s := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)

@@ -63,6 +63,7 @@ func newFar(t *testing.T, bindings ...a2a.TransportProtocol) *far {
 	for _, b := range bindings {
 		url := s.URL + "/rpc"
 		switch b {
+		case a2a.TransportProtocolJSONRPC:
 		case a2a.TransportProtocolHTTPJSON:
 			url = s.URL + "/rest"
 		case a2a.TransportProtocolGRPC:

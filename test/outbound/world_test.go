@@ -214,16 +214,17 @@ func (w *world) artifacts(id subjects.TaskID) string {
 	var out []string
 	for _, e := range w.events(id) {
 		if a := e.Data.Artifact; a != nil {
-			s := a.ArtifactID + ":"
+			var s strings.Builder
+			s.WriteString(a.ArtifactID + ":")
 			if a.Append {
-				s += "+"
+				s.WriteString("+")
 			}
 			for _, p := range a.Parts {
 				if p.Text != nil {
-					s += *p.Text
+					s.WriteString(*p.Text)
 				}
 			}
-			out = append(out, s)
+			out = append(out, s.String())
 		}
 	}
 	return strings.Join(out, " ")

@@ -197,7 +197,7 @@ func (l *legacy) told(err error) error {
 }
 
 // through runs an operation of ours for a request of the SDK's.
-func through[Q proto.Message, R proto.Message, S any](
+func through[Q, R proto.Message, S any](
 	ctx context.Context, l *legacy, name string, req func() (Q, error), res func(R) (S, error),
 ) (out S, err error) {
 	c, err := l.admit(ctx)
@@ -236,9 +236,9 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 		l.pin(q)
 		gone := false
 		err = l.w.ops[name].stream(ctx, c, q, func(f frame) error {
-			e, err := pbconv.FromProtoStreamResponse(f.msg)
-			if err != nil {
-				return err
+			e, perr := pbconv.FromProtoStreamResponse(f.msg)
+			if perr != nil {
+				return perr
 			}
 			if gone = !yield(e, nil); gone {
 				return errStop

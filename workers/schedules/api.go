@@ -74,7 +74,7 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, data []byte)
 		return nil, err
 	}
 	k := keyOf(from, d.Name)
-	if was, _, err := w.last(ctx, from, schedule.Ref{Name: d.Name}); err == nil {
+	if was, _, lerr := w.last(ctx, from, schedule.Ref{Name: d.Name}); lerr == nil {
 		return repeated(was, d)
 	}
 	if r.Next = due(c, now); r.Next == nil {
@@ -88,9 +88,9 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, data []byte)
 	rev, err := w.kv.Create(ctx, k, fleet.MustEncode(r), 0)
 	switch {
 	case errors.Is(err, bus.ErrExists):
-		was, _, err := w.last(ctx, from, schedule.Ref{Name: d.Name})
-		if err != nil {
-			return nil, err
+		was, _, lerr := w.last(ctx, from, schedule.Ref{Name: d.Name})
+		if lerr != nil {
+			return nil, lerr
 		}
 		return repeated(was, d)
 	case err != nil:
@@ -151,8 +151,8 @@ func (w *Worker) last(ctx context.Context, who subjects.AgentID, q schedule.Ref)
 	if from == who || w.operator(who) {
 		e, err := w.kv.Get(ctx, keyOf(from, q.Name))
 		if err == nil {
-			r, err := schedule.DecodeRecord(e.Value)
-			return r, e.Revision, err
+			r, derr := schedule.DecodeRecord(e.Value)
+			return r, e.Revision, derr
 		}
 		if !errors.Is(err, bus.ErrNotFound) {
 			return nil, 0, notStored(err)
@@ -216,9 +216,9 @@ func (w *Worker) change(f func(r *schedule.Record, c schedule.Clock, now time.Ti
 			return nil, err
 		}
 		r, err := w.update(ctx, from, q, func(r *schedule.Record) (*schedule.Record, error) {
-			c, err := r.Definition.Clock(r.Created)
-			if err != nil {
-				return nil, err
+			c, cerr := r.Definition.Clock(r.Created)
+			if cerr != nil {
+				return nil, cerr
 			}
 			return f(r, c, time.Now().UTC()), nil
 		})

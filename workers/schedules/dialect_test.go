@@ -83,7 +83,7 @@ func serverAgrees(t *testing.T, begin time.Time) {
 				want = append(want, at)
 			}
 		}
-		if diff := cmp.Diff(want, got[subjects.Tick("x", fmt.Sprint("d", i))]); diff != "" || len(want) == 0 {
+		if diff := cmp.Diff(want, got[subjects.Tick("x", fmt.Sprint("d", i))]); diff != "" || len(want) == 0 && d.only == "" {
 			t.Errorf("%s in %s: %d times (-clock +server):\n%s", d.cron, d.zone, len(want), diff)
 		}
 	}

@@ -57,9 +57,9 @@ func (w *Worker) carryOn(ctx context.Context, k key, l *live) {
 // step does one thing that follows from a record and stores what it has done.
 func (w *Worker) step(ctx context.Context, k key, rec *schedule.Record, rev uint64) (wrote bool, err error) {
 	if rec.Last != nil && rec.Last.Begun == nil && rec.Last.Reason == nil {
-		next, err := w.begin(ctx, rec)
-		if err != nil {
-			return false, err
+		next, berr := w.begin(ctx, rec)
+		if berr != nil {
+			return false, berr
 		}
 		return true, w.write(ctx, k, next, rev)
 	}

@@ -327,7 +327,7 @@ func (w *Worker) onTimer(m bus.Msg) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	k := key(vars[0] + "." + vars[1])
+	k := vars[0] + "." + vars[1]
 	w.at(k).armed = armed
 	w.due[k] = true
 	w.wake()

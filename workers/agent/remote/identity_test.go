@@ -56,7 +56,7 @@ func TestIdentityErrors(t *testing.T) {
 		{"no YAML", "id: [", "invalid_message: not YAML"},
 		{"a list", "[1]", "invalid_message: expected an object"},
 		{"nothing", "", "invalid_id at /id"},
-		{"unknown field", change("name: External Demo", "nmae: x"), "invalid_message at /nmae: there is no such field"},
+		{"unknown field", change("name: External Demo", "label: x"), "invalid_message at /label: there is no such field"},
 		{"unknown field below", change("value_env", "value"), "invalid_message at /transports/a2a_rpc/auth/value: there is no such field"},
 		{"wrong type", change("external: true", "external: 1"), "invalid_message at /external: expected true or false"},
 		{"not external", change("external: true", "external: false"), "invalid_message at /external: expected true"},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -129,9 +130,7 @@ func (s *story) learn(meta map[string]any) {
 	}
 	merged := map[string]any{}
 	for _, m := range []map[string]any{s.meta, meta} {
-		for k, v := range m {
-			merged[k] = v
-		}
+		maps.Copy(merged, m)
 	}
 	s.meta = merged
 	s.tokens = max(s.tokens, tokensOf(meta))

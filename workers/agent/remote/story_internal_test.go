@@ -78,16 +78,16 @@ func TestCatchUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		news, err := s.add(&a2a.Task{ID: "t", Status: a2a.TaskStatus{State: a2a.TaskStateWorking}, Artifacts: []*a2a.Artifact{artifact(c.after...)}})
-		got := ""
+		var got strings.Builder
 		for _, n := range news {
 			if n.artifact.Append {
-				got += "+"
+				got.WriteString("+")
 			}
 			text, _ := plain(n.artifact.Parts)
-			got += text
+			got.WriteString(text)
 		}
-		if err != nil || got != c.want {
-			t.Errorf("%s: %q, %v; want %q", c.name, got, err, c.want)
+		if err != nil || got.String() != c.want {
+			t.Errorf("%s: %q, %v; want %q", c.name, got.String(), err, c.want)
 		}
 		if text, _ := plain(s.pieces[0].parts); text != strings.Join(c.after, "") {
 			t.Errorf("%s: kept %q", c.name, text)
