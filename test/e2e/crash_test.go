@@ -159,7 +159,7 @@ func TestCrashPoints(t *testing.T) {
 func (sc scenario) crash(t *testing.T, point string) {
 	f := newFleet(t, "registry")
 	f.hasteInbox()
-	s := &stage{testFleet: f, boss: boss{f.nc, "boss"}, agents: map[string]*process{}}
+	s := &stage{testFleet: f, boss: boss{NC: f.nc, Name: "boss"}, agents: map[string]*process{}}
 	slots := map[string]int{"a": 2, "b": 2}
 	for a, n := range slots {
 		s.agents[a] = f.agents("agent-"+a, cast{Heartbeat: quick, Try: tryFor, Agents: []actor{{ID: a, Instance: "main", MaxParallel: n}}})
@@ -181,7 +181,7 @@ func (sc scenario) crash(t *testing.T, point string) {
 		t.Fatal(err)
 	}
 	r := newReader(t, f.nc)
-	all := r.until(t, "the outcome", patience, func(h history) bool { return len(h) > 0 && h.ended() == len(h) })
+	all := r.Until(t, "the outcome", patience, func(h history) bool { return len(h) > 0 && h.Ended() == len(h) })
 	if len(all) != 1 {
 		t.Errorf("%d tasks, want 1", len(all))
 	}
@@ -192,14 +192,14 @@ func (sc scenario) crash(t *testing.T, point string) {
 		}
 	}
 	f.awaitIdle(living...)
-	e := evidence{records: r.whole(t), journals: f.journals(), slots: slots}
-	for task := range e.records {
-		e.acked = append(e.acked, task)
-		if got := e.records.last(task).State; got != sc.want {
-			t.Errorf("the task is %s, want %s\n%s%s", got, sc.want, e.records.story(task), e.story(task))
+	e := evidence{Records: r.Whole(t), Journals: f.journals(), Slots: slots}
+	for task := range e.Records {
+		e.Acked = append(e.Acked, task)
+		if got := e.Records.Last(task).State; got != sc.want {
+			t.Errorf("the task is %s, want %s\n%s%s", got, sc.want, e.Records.Story(task), e.Story(task))
 		}
 	}
-	e.check(t)
+	e.Check(t)
 }
 
 // hasteInbox makes what a dead router took from the inbox come again at once
@@ -226,7 +226,7 @@ func (f *testFleet) hasteInbox() {
 // sends dispatches d.
 func sends(d dispatch) func(context.Context, *stage) error {
 	return func(ctx context.Context, s *stage) error {
-		_, err := s.boss.dispatch(ctx, d)
+		_, err := s.boss.Dispatch(ctx, d)
 		return err
 	}
 }
@@ -238,7 +238,7 @@ func plays(brief string) func(context.Context, *stage) error {
 
 // drops puts body into the raw door.
 func drops(body string) func(context.Context, *stage) error {
-	return func(ctx context.Context, s *stage) error { return s.boss.drop(ctx, "once", []byte(body)) }
+	return func(ctx context.Context, s *stage) error { return s.boss.Drop(ctx, "once", []byte(body)) }
 }
 
 // await reads records until the task has one of this kind.
@@ -247,9 +247,9 @@ func (s *stage) await(ctx context.Context, kind string) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	for r := (&reader{js: js, next: 1, all: history{}}); ; {
-		err := r.catchUp(ctx)
-		for _, rec := range r.all[theTask] {
+	for r := (&reader{JS: js, Next: 1, All: history{}}); ; {
+		err := r.CatchUp(ctx)
+		for _, rec := range r.All[theTask] {
 			if rec.Kind == kind {
 				return rec, nil
 			}
@@ -269,7 +269,7 @@ func asks(ctx context.Context, s *stage) error {
 	if err != nil {
 		return err
 	}
-	return s.boss.answer(ctx, theTask, rec.Data.Question.ID, "this one")
+	return s.boss.Answer(ctx, theTask, rec.Data.Question.ID, "this one")
 }
 
 // adds says more while somebody works on the task.
@@ -280,7 +280,7 @@ func adds(ctx context.Context, s *stage) error {
 	if _, err := s.await(ctx, "working"); err != nil {
 		return err
 	}
-	_, err := s.boss.call(ctx, "task", "message", map[string]string{"task_id": theTask, "id": "m1", "text": "and be quick"})
+	_, err := s.boss.Call(ctx, "task", "message", map[string]string{"task_id": theTask, "id": "m1", "text": "and be quick"})
 	return err
 }
 
@@ -298,7 +298,7 @@ func cancels(ctx context.Context, s *stage) error {
 	if _, err := s.await(ctx, "working"); err != nil {
 		return err
 	}
-	v, err := s.boss.call(ctx, "task", "cancel", map[string]string{"task_id": theTask, "reason": "enough"})
+	v, err := s.boss.Call(ctx, "task", "cancel", map[string]string{"task_id": theTask, "reason": "enough"})
 	if err == nil && v.State != "canceled" {
 		err = fmt.Errorf("cancel was answered %s", v.State)
 	}

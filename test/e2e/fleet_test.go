@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"parley/test/rig"
 )
 
 // testFleet is a fleet of real processes.
@@ -109,7 +111,7 @@ func (f *testFleet) agents(name string, c cast) *process {
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		f.tb.Fatal(err)
 	}
-	return start(f.tb, f.dir, program{name: name, path: self, env: []string{agentsEnv + "=" + path}})
+	return start(f.tb, f.dir, program{name: name, path: self, env: []string{rig.AgentsEnv + "=" + path}})
 }
 
 // journals reads every journal of the fleet.

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"parley/test/rig"
 )
 
 var (
@@ -23,10 +25,10 @@ var (
 
 func TestMain(m *testing.M) {
 	// This binary is also the agents of the fleet under test.
-	if path := os.Getenv(agentsEnv); path != "" {
+	if path := os.Getenv(rig.AgentsEnv); path != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		if err := runAgents(ctx, path); err != nil {
+		if err := rig.RunAgents(ctx, path); err != nil {
 			fmt.Fprintln(os.Stderr, "agents:", err)
 			os.Exit(1)
 		}
