@@ -33,6 +33,8 @@ require github.com/gowebpki/jcs v1.0.1
 
 require github.com/goccy/go-yaml v1.18.0
 
+require github.com/anishathalye/porcupine v1.3.1 // indirect
+
 require (
 	dario.cat/mergo v1.0.1 // indirect
 	github.com/BobuSumisu/aho-corasick v1.0.3 // indirect

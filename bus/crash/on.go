@@ -3,6 +3,7 @@
 package crash
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -34,4 +35,35 @@ func Point(name string) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {} // the signal is on its way
 	}
+}
+
+// every and only say which writes have their acknowledgement lost, see Lost.
+var (
+	every, only = parseLost(os.Getenv("PARLEY_LOSE_ACKS"))
+	written     atomic.Int64
+)
+
+// parseLost reads N, each Nth, or =N, the Nth alone.
+func parseLost(s string) (every, only int64) {
+	count, isOnly := strings.CutPrefix(s, "=")
+	n, err := strconv.ParseInt(count, 10, 64)
+	switch {
+	case err != nil || n <= 0:
+		return 0, 0
+	case isOnly:
+		return 0, n
+	}
+	return n, 0
+}
+
+// Lost reports whether the acknowledgement of a write to subject, which is
+// done, is to be lost: its writer is told that it timed out. It says so on
+// standard error.
+func Lost(subject string) bool {
+	n := written.Add(1)
+	if n != only && (every == 0 || n%every != 0) {
+		return false
+	}
+	fmt.Fprintf(os.Stderr, "lost acknowledgement %d of %s\n", n, subject)
+	return true
 }

@@ -121,7 +121,11 @@ func (f *testFleet) journals() [][]entry {
 	if err != nil {
 		f.tb.Fatal(err)
 	}
-	return readJournals(f.tb, paths...)
+	all, err := rig.ReadJournals(paths...)
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	return all
 }
 
 // heartbeat is what an agent says of itself.

@@ -39,8 +39,7 @@ const (
 )
 
 var (
-	play         = rig.Play
-	pause        = rig.Pause
-	readJournals = rig.ReadJournals
-	newReader    = rig.NewReader
+	play      = rig.Play
+	pause     = rig.Pause
+	newReader = rig.NewReader
 )

@@ -4,9 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"sync"
-	"testing"
 	"time"
 )
 
@@ -73,27 +73,25 @@ func (j *Journal) Write(e Entry) {
 
 // ReadJournals reads the journals of several processes. A line that a kill cut
 // short is not there.
-func ReadJournals(tb testing.TB, paths ...string) [][]Entry {
-	tb.Helper()
-	var all [][]Entry
+func ReadJournals(paths ...string) (all [][]Entry, err error) {
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if os.IsNotExist(err) {
 			continue
 		}
 		if err != nil {
-			tb.Fatal(err)
+			return nil, err
 		}
 		var list []Entry
 		lines := bufio.NewScanner(bytes.NewReader(data))
 		for lines.Scan() {
 			var e Entry
 			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-				tb.Fatalf("%s: %v: %q", path, err, lines.Text())
+				return nil, fmt.Errorf("%s: %w: %q", path, err, lines.Text())
 			}
 			list = append(list, e)
 		}
 		all = append(all, list)
 	}
-	return all
+	return all, nil
 }

@@ -32,6 +32,7 @@ type Record struct {
 	InstanceID string    `json:"instance_id"`
 	Epoch      int64     `json:"epoch"`
 	WriteID    string    `json:"write_id"`
+	Time       time.Time `json:"time"` // when the router decided
 	Reason     struct {
 		Code    string `json:"code"`
 		Message string `json:"message"`
@@ -52,6 +53,7 @@ type Record struct {
 	} `json:"data"`
 	Facts struct {
 		From     string    `json:"from"`
+		RunID    string    `json:"run_id"`
 		Deadline time.Time `json:"deadline"`
 		Policy   struct {
 			MaxRetries int `json:"max_retries"`
