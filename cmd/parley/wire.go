@@ -129,7 +129,8 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err != nil {
 		return a.notProvisioned(err, room)
 	}
-	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done()})
+	tried := newCanary(b.Canary, log.With(slog.String("component", "canary")))
+	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done(), store: tried.Ready})
 	if err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	watched := all
 	if h != nil {
 		h.checks.workers = all
-		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
+		all = append([]workers.Worker{{Name: "http", Run: h.Run}, {Name: "canary", Run: tried.Run}}, all...) // http stops last
 	}
 	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
 		if a.getenv("GOGC") == "" && a.getenv("GOMEMLIMIT") == "" {

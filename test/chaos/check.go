@@ -174,7 +174,7 @@ func (f *findings) checkOrigin() {
 		case known && who != "" && who != from:
 			f.fault("12 sender", id, "%s dispatched it, the record says %s", who, from)
 		case known, f.records[id][0].Facts.RunID != "", from == forger, strings.HasPrefix(from, "a2a"), from == "anonymous", from == "operator", from == "":
-		case slices.ContainsFunc(f.ops, func(o *op) bool { return o.Client == from && (o.Key != "" || o.Op == "stream") && !o.ok() }):
+		case slices.ContainsFunc(f.ops, func(o *op) bool { return o.Client == from && o.Key != "" && o.Op == "dispatch" && !o.ok() }):
 			// by a key, and the answer never came
 		default:
 			f.fault("2 from nowhere", id, "nobody dispatched it; its record says %s", from)

@@ -30,7 +30,7 @@ type message struct {
 
 // dumped are the streams that the checker reads.
 var dumped = []string{
-	"FLEET_TASKS", "FLEET_CONTEXT", "FLEET_RUNS", "FLEET_MESH", "FLEET_MESH_STATE", "FLEET_ESCALATIONS", "FLEET_WEBHOOKS", "FLEET_AUDIT", "FLEET_DLQ", "FLEET_INBOX",
+	"FLEET_TASKS", "FLEET_CONTEXT", "FLEET_RUNS", "FLEET_MESH", "FLEET_MESH_STATE", "FLEET_ESCALATIONS", "FLEET_WEBHOOKS", "FLEET_AUDIT", "FLEET_DLQ",
 }
 
 // eachMessage reads a stream from a sequence on up to its last message, which
@@ -40,19 +40,28 @@ func (c *cluster) eachMessage(ctx context.Context, stream string, from uint64, f
 	if err != nil {
 		return 0, err
 	}
-	last := s.CachedInfo().State.LastSeq
+	last, tries := s.CachedInfo().State.LastSeq, 0
 	for next := max(from, 1); next <= last; {
 		seen, err := c.readOn(ctx, s, next, last, f)
-		if err != nil {
+		switch {
+		case seen >= next:
+			next, tries = seen+1, 0
+		case errors.Is(err, errCaller):
 			return 0, err
+		case tries < 50: // a leader that is new, a consumer that nobody serves yet
+			tries++
+			if perr := pause(ctx, 200*time.Millisecond); perr != nil {
+				return 0, errors.Join(perr, err)
+			}
+		default:
+			return 0, fmt.Errorf("%s: nothing is read from %d to %d: %w", stream, next, last, err)
 		}
-		if seen < next {
-			return 0, fmt.Errorf("%s: nothing is read from %d to %d", stream, next, last)
-		}
-		next = seen + 1
 	}
 	return last, nil
 }
+
+// errCaller marks the error of who is told of messages.
+var errCaller = errors.New("message")
 
 // readOn reads from next to last with one consumer, as far as that gets.
 func (c *cluster) readOn(ctx context.Context, s jetstream.Stream, next, last uint64, f func(*message) error) (seen uint64, err error) {
@@ -80,7 +89,7 @@ func (c *cluster) readOn(ctx context.Context, s jetstream.Stream, next, last uin
 			}
 			seen, pending = meta.Sequence.Stream, meta.NumPending
 			if err := f(&message{Seq: seen, Subject: m.Subject(), Time: meta.Timestamp, Header: m.Headers(), Data: m.Data()}); err != nil {
-				return seen, err
+				return 0, fmt.Errorf("%w %d of %s: %w", errCaller, seen, m.Subject(), err)
 			}
 		}
 		if err := batch.Error(); err != nil && !errors.Is(err, context.DeadlineExceeded) {

@@ -97,20 +97,24 @@ func (d *drain) left(ctx context.Context) (left []string, err error) {
 	if len(open) > 0 {
 		left = append(left, fmt.Sprintf("tasks %v, such as %s", open, example))
 	}
-	for stream, pattern := range map[string]string{"FLEET_INBOX": "", "FLEET_WEBHOOKS": "fleet.webhook.", "FLEET_MESH": "fleet.mesh."} {
-		n, first := 0, ""
-		if _, err := d.c.eachMessage(ctx, stream, 1, func(m *message) error {
-			if strings.HasPrefix(m.Subject, pattern) {
-				n++
-				first = m.Subject
-			}
-			return nil
-		}); err != nil {
-			return nil, err
+	inbox, err := d.c.js.Stream(ctx, "FLEET_INBOX")
+	if err != nil {
+		return nil, err
+	}
+	if n := inbox.CachedInfo().State.Msgs; n > 0 {
+		left = append(left, fmt.Sprintf("%d in the inbox", n))
+	}
+	calls := ""
+	if _, err := d.c.eachMessage(ctx, "FLEET_WEBHOOKS", 1, func(m *message) error {
+		if strings.HasPrefix(m.Subject, "fleet.webhook.") {
+			calls = m.Subject
 		}
-		if n > 0 && stream != "FLEET_MESH" {
-			left = append(left, fmt.Sprintf("%d in %s, such as %s", n, stream, first))
-		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	if calls != "" {
+		left = append(left, "calls, such as "+calls)
 	}
 	letters, err := d.letters(ctx)
 	if err != nil {

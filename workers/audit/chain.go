@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/audit"
 	"parley/subjects/fleet"
@@ -99,6 +100,9 @@ func (c *chain) try(ctx context.Context, items []item) error {
 	for _, i := range items {
 		if i.seq > positions[i.stream] {
 			positions[i.stream] = i.seq
+			if plant.Sometimes("line_lost", 200) {
+				continue
+			}
 			lines = append(lines, i.lines...)
 		}
 	}
@@ -106,6 +110,9 @@ func (c *chain) try(ctx context.Context, items []item) error {
 		return nil
 	}
 	b := audit.Seal(c.head, audit.Day(time.Now()), positions, lines)
+	if plant.Sometimes("line_edited", 20) {
+		b.Lines[0] += " "
+	}
 	seq, err := c.records.Write(ctx, bus.Record{
 		Subject: subjects.Audit, Expected: c.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(b),
 	})

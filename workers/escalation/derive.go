@@ -11,6 +11,7 @@ import (
 
 	"parley/bus"
 	"parley/bus/crash"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -113,6 +114,9 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 		return err
 	}
 	crash.Point("before_escalation")
+	if plant.Sometimes("escalation_lost", 20) {
+		return nil
+	}
 	_, err = w.bus.Store(ctx, subject, fleet.MustEncode(fleet.NewEscalation(e, n)), recordID(e.TaskID, e.Seq), nil)
 	if err == nil {
 		crash.Point("after_escalation")

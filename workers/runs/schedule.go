@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/run"
@@ -166,6 +167,9 @@ func (s *scheduler) begin() {
 		d := &s.Definition.Agents[i]
 		if s.Nodes[d.Name()].State == run.Waiting && !slices.ContainsFunc(d.Dependencies, func(dep run.NodeID) bool {
 			n := s.Nodes[dep]
+			if plant.Bug("node_early") {
+				return false
+			}
 			return n.State != run.Done && (!n.State.Ended() || byName[dep].OnFailure != run.OnFailureContinue)
 		}) {
 			ready = append(ready, d)
