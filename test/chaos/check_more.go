@@ -88,8 +88,14 @@ func (f *findings) checkHumans() {
 // contextRecord is a version of a context.
 type contextRecord struct {
 	Version uint64 `json:"version"`
-	Key     string `json:"key"`
+	Entry   struct {
+		Findings struct {
+			Key string `json:"key"` // what its client calls it
+		} `json:"findings"`
+	} `json:"entry"`
 }
+
+func (r *contextRecord) key() string { return r.Entry.Findings.Key }
 
 // checkSessions checks that versions are 1, 2, 3 …, that what was acknowledged
 // is there at its version, and that what is deleted is over.
@@ -117,10 +123,10 @@ func (f *findings) checkSessions() {
 			if _, deleted := gone[id]; !deleted && r.Version != uint64(i+1) {
 				f.fault("10 context", id, "version %d is the %dth", r.Version, i+1)
 			}
-			if was, twice := keys[r.Key]; twice && r.Key != "" {
-				f.fault("10 context", id, "the append %s is there as version %d and as version %d", r.Key, was, r.Version)
+			if was, twice := keys[r.key()]; twice && r.key() != "" {
+				f.fault("10 context", id, "the append %s is there as version %d and as version %d", r.key(), was, r.Version)
 			}
-			keys[r.Key] = r.Version
+			keys[r.key()] = r.Version
 		}
 	}
 	for _, o := range f.ops {
@@ -132,7 +138,7 @@ func (f *findings) checkSessions() {
 		case o.Op == "append" && !deleted:
 			f.counts["appends"]++
 			list := contexts[o.ID]
-			if v := o.end.Version; v == 0 || v > uint64(len(list)) || list[v-1].Key != o.Key {
+			if v := o.end.Version; v == 0 || v > uint64(len(list)) || list[v-1].key() != o.Key {
 				f.fault("10 context", o.ID, "the append %s of %s was acknowledged as version %d, which is not there", o.Key, o.Client, v)
 			}
 		}

@@ -228,7 +228,13 @@ func (c *cluster) lead(ctx context.Context, stream, node string) error {
 	var last error
 	for c.leader(ctx, stream) != node {
 		last = c.stepDown(ctx, stream, node)
-		if pause(ctx, time.Second) != nil {
+		for range 20 {
+			if c.leader(ctx, stream) == node {
+				return nil
+			}
+			_ = pause(ctx, 50*time.Millisecond)
+		}
+		if ctx.Err() != nil {
 			return fmt.Errorf("%s does not come to lead %s: %w", node, stream, last)
 		}
 	}

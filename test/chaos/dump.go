@@ -72,16 +72,16 @@ func (c *cluster) readOn(ctx context.Context, s jetstream.Stream, next, last uin
 	if err != nil {
 		return 0, err
 	}
-	if con.CachedInfo().NumPending == 0 {
+	pending := con.CachedInfo().NumPending
+	if pending == 0 {
 		return last, nil // what is there from next on was purged
 	}
 	seen = next - 1
 	for seen < last {
-		batch, err := con.Fetch(1000, jetstream.FetchMaxWait(5*time.Second))
+		batch, err := con.Fetch(int(min(pending, 1000)), jetstream.FetchMaxWait(5*time.Second)) //nolint:gosec // small
 		if err != nil {
 			return seen, err
 		}
-		pending := uint64(1)
 		for m := range batch.Messages() {
 			meta, err := m.Metadata()
 			if err != nil {

@@ -19,7 +19,7 @@ import (
 // hookSecret signs the calls of people.
 const hookSecret = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=" //nolint:gosec // of a test
 
-// humans are people with a webhook: every fourth call fails, and whoever is
+// humans are people with a webhook: of the calls that come for the first time many fail, and whoever is
 // called answers by the link.
 type humans struct {
 	journal *scribe
@@ -28,8 +28,9 @@ type humans struct {
 	hard    context.Context //nolint:containedctx // no answers once it ends
 	wg      sync.WaitGroup
 
-	mu  sync.Mutex
-	rng *rand.Rand // guarded by mu
+	mu    sync.Mutex
+	rng   *rand.Rand      // guarded by mu
+	heard map[string]bool // guarded by mu: ids that came before
 }
 
 func newHumans(ctx context.Context, here string, journal *scribe, seed uint64) (*humans, error) {
@@ -37,7 +38,7 @@ func newHumans(ctx context.Context, here string, journal *scribe, seed uint64) (
 	if err != nil {
 		return nil, err
 	}
-	h := &humans{journal: journal, url: "http://" + l.Addr().String(), hard: ctx, rng: rand.New(rand.NewPCG(seed, 7))} //nolint:gosec // it repeats
+	h := &humans{journal: journal, url: "http://" + l.Addr().String(), hard: ctx, heard: map[string]bool{}, rng: rand.New(rand.NewPCG(seed, 7))} //nolint:gosec // it repeats
 	h.server = &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
 	h.wg.Go(func() { _ = h.server.Serve(l) })
 	return h, nil
@@ -58,9 +59,12 @@ func (h *humans) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	h.mu.Lock()
 	dice, delay := h.rng.IntN(100), time.Duration(h.rng.IntN(1500))*time.Millisecond
+	id := r.Header.Get("Webhook-Id")
+	again := h.heard[id]
+	h.heard[id] = true
 	h.mu.Unlock()
 	status := http.StatusOK
-	if dice < 25 {
+	if dice < 40 && !again {
 		status = []int{http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusNotFound}[dice%3]
 	}
 	sign := []string{r.Header.Get("Webhook-Id"), r.Header.Get("Webhook-Timestamp"), r.Header.Get("Webhook-Signature")}

@@ -154,6 +154,7 @@ func (l *load) dispatches(who string, rng *rand.Rand, rate float64) {
 			t.Requirements = map[string]any{"labels": map[string]string{"kind": note.Kind}}
 		case dice < 25:
 			at := time.Now().Add(2 * time.Second)
+			t.Task.Timeout = []float64{1.5, 20}[rng.IntN(2)] // the second attempt comes too late, or there is none
 			t.Deadline, t.Brief = &at, rig.Play(rig.Step{Do: rig.DoSilent})
 		}
 		note.ID = t.Task.ID

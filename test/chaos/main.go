@@ -172,13 +172,13 @@ type stage struct {
 	n       *nemesis
 	load    *load
 	people  *humans
-	journal *scribe
+	planted bool               // a bug is, and will be found
 	stop    context.CancelFunc // of the load: begins nothing more
 	abort   context.CancelFunc // and gives up
 }
 
 func (s *settings) stage(ctx context.Context, w *world, self string) (*stage, error) {
-	st := &stage{w: w}
+	st := &stage{w: w, planted: s.plant != ""}
 	var scribes [3]*scribe
 	for i, name := range []string{"clients", "calls", "faults"} {
 		var err error

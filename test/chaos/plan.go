@@ -84,13 +84,16 @@ const period = 12 * time.Second
 func plan(seed uint64, total time.Duration, w *world, only string) (list []fault) {
 	rng := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // it repeats
 	for at := period / 4; at < total; at += period {
-		if rng.IntN(quietQuarter) == 0 {
+		if rng.IntN(quietQuarter) == 0 && only == "" {
 			list = append(list, fault{at: at, kind: quietKind})
 			continue
 		}
 		end := min(at+period, total)
 		for _, people := range []bool{false, true} {
-			drawn := []int{draw(rng, people), draw(rng, people)}
+			drawn := []int{draw(rng, people, only), draw(rng, people, only)}
+			if drawn[0] < 0 {
+				continue
+			}
 			gap := 7 * time.Second
 			if people {
 				gap = 2 * time.Second
@@ -102,7 +105,7 @@ func plan(seed uint64, total time.Duration, w *world, only string) (list []fault
 					lasts: time.Duration((k.seconds[0] + rng.Float64()*(k.seconds[1]-k.seconds[0])) * float64(time.Second)),
 				}
 				possible := (w.nets || !k.net) && (w.disks || !k.disk)
-				if possible && (only == "" || strings.Contains(only, k.name)) {
+				if possible {
 					list = append(list, f)
 				}
 			}
@@ -111,17 +114,23 @@ func plan(seed uint64, total time.Duration, w *world, only string) (list []fault
 	return list
 }
 
-// draw draws a kind by its weight.
-func draw(rng *rand.Rand, people bool) int {
+// draw draws a kind by its weight, -1 where there is none.
+func draw(rng *rand.Rand, people bool, only string) int {
+	fits := func(i int) bool {
+		return kinds[i].people == people && (only == "" || strings.Contains(only, kinds[i].name))
+	}
 	sum := 0
-	for _, k := range kinds {
-		if k.people == people {
-			sum += k.weight
+	for i := range kinds {
+		if fits(i) {
+			sum += kinds[i].weight
 		}
+	}
+	if sum == 0 {
+		return -1
 	}
 	n := rng.IntN(sum)
 	for i, k := range kinds {
-		if k.people != people {
+		if !fits(i) {
 			continue
 		}
 		if n -= k.weight; n < 0 {

@@ -301,6 +301,8 @@ func (c *checker) answers(list []Entry) {
 			if c.counted[j.Task] != j.Nonce {
 				c.fault(j.Task, "%s was told that its execution %s counts; %q does", j.who(), j.Nonce, c.counted[j.Task])
 			}
+		case j.Code == "ok" && good && (j.State == "queued" || j.State == "working"):
+			c.fault(j.Task, "%s was told that its execution %s was taken in, and the task is %s", j.who(), j.Nonce, j.State)
 		case j.Code == "ok", j.Code == "late_result", j.Code == "superseded", j.Code == "canceled":
 		default:
 			c.fault(j.Task, "%s was answered %s to its result of attempt %d", j.who(), j.Code, j.Attempt)
