@@ -216,7 +216,7 @@ func (c *committer) send(batch []*write) (last uint64, err error) {
 		if err != nil {
 			return 0, asAmbiguous(err)
 		}
-		if crash.Lost(m.Subject) {
+		if crash.Lost(m.Subject, m.Header) {
 			return 0, ErrTimeout
 		}
 		a, err := parseAck(reply.Data)

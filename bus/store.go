@@ -71,7 +71,7 @@ func (b *Bus) publishStored(ctx context.Context, m *nats.Msg) (ack, error) {
 	if err != nil {
 		return ack{}, asAmbiguous(err)
 	}
-	if crash.Lost(m.Subject) {
+	if crash.Lost(m.Subject, m.Header) {
 		return ack{}, ErrTimeout
 	}
 	return parseAck(reply.Data)

@@ -6,4 +6,4 @@ package crash
 func Point(string) {}
 
 // Lost is false in this build.
-func Lost(string) bool { return false }
+func Lost(string, map[string][]string) bool { return false }

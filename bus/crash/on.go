@@ -37,33 +37,33 @@ func Point(name string) {
 	}
 }
 
-// every and only say which writes have their acknowledgement lost, see Lost.
+// every and which say which writes have their acknowledgement lost, see Lost.
 var (
-	every, only = parseLost(os.Getenv("PARLEY_LOSE_ACKS"))
-	written     atomic.Int64
+	every, which = parseLost(os.Getenv("PARLEY_LOSE_ACKS"))
+	written      atomic.Int64
 )
 
-// parseLost reads N, each Nth, or =N, the Nth alone.
-func parseLost(s string) (every, only int64) {
-	count, isOnly := strings.CutPrefix(s, "=")
-	n, err := strconv.ParseInt(count, 10, 64)
-	switch {
-	case err != nil || n <= 0:
+// parseLost reads N, each Nth, or N+M, each Mth of N.
+func parseLost(s string) (every, which int64) {
+	a, b, _ := strings.Cut(s, "+")
+	every, err := strconv.ParseInt(a, 10, 64)
+	if err != nil || every <= 0 {
 		return 0, 0
-	case isOnly:
-		return 0, n
 	}
-	return n, 0
+	which, err = strconv.ParseInt(b, 10, 64)
+	if err != nil {
+		return every, 0
+	}
+	return every, which
 }
 
 // Lost reports whether the acknowledgement of a write to subject, which is
 // done, is to be lost: its writer is told that it timed out. It says so on
-// standard error.
-func Lost(subject string) bool {
-	n := written.Add(1)
-	if n != only && (every == 0 || n%every != 0) {
+// standard error, with the kind of the record.
+func Lost(subject string, header map[string][]string) bool {
+	if every == 0 || written.Add(1)%every != which {
 		return false
 	}
-	fmt.Fprintf(os.Stderr, "lost acknowledgement %d of %s\n", n, subject)
+	fmt.Fprintf(os.Stderr, "lost acknowledgement of %s %s\n", subject, strings.Join(header["Fleet-Kind"], ""))
 	return true
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -62,6 +63,9 @@ func readFindings(dir string) (*findings, error) {
 	if f.notes, err = rig.ReadJournals(paths...); err != nil {
 		return nil, err
 	}
+	if f.agents, err = readCasts(dir); err != nil {
+		return nil, err
+	}
 	for _, s := range dumped {
 		if f.dumps[s], err = readDump(dir, s); err != nil {
 			return nil, err
@@ -77,6 +81,26 @@ func readFindings(dir string) (*findings, error) {
 		f.records[r.Subject] = append(f.records[r.Subject], r)
 	}
 	return f, nil
+}
+
+// readCasts reads who the agents were.
+func readCasts(dir string) (agents []rig.Actor, err error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "cast-*.json"))
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range paths {
+		data, err := os.ReadFile(p)
+		if err != nil {
+			return nil, err
+		}
+		var c rig.Cast
+		if err := json.Unmarshal(data, &c); err != nil {
+			return nil, fmt.Errorf("%s: %w", p, err)
+		}
+		agents = append(agents, c.Agents...)
+	}
+	return agents, nil
 }
 
 // check holds everything against the invariants.

@@ -93,8 +93,11 @@ func contextHistories(ops []*op) map[string][]porcupine.Operation {
 		over, deleted := gone[o.ID]
 		c := contextOp{read: o.Op == "read", after: o.After, version: o.end.Version}
 		switch {
-		case deleted && o.to >= over: // it may have been purged meanwhile
+		case deleted && o.to >= over && c.read: // it may have been purged meanwhile
 			continue
+		case deleted && o.to >= over && !o.ok(): // an earlier try may have been stored before that
+			c.unknown = true
+			o.to = math.MaxInt64
 		case o.ok():
 		case o.end.What == wasInfo && !c.read:
 			c.unknown = true

@@ -160,7 +160,6 @@ func (s *settings) act(ctx context.Context, w *world) (*findings, error) {
 		return nil, err
 	}
 	f.strange = append(f.strange, strange...)
-	f.agents = st.f.agents
 	return f, nil
 }
 

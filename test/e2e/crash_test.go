@@ -157,6 +157,22 @@ func TestCrashPoints(t *testing.T) {
 
 // crash plays the scenario with a router that dies at point.
 func (sc scenario) crash(t *testing.T, point string) {
+	sc.play(t, "PARLEY_CRASH_AT="+point, func(f *testFleet, first *process) {
+		if !first.ended(patience / 2) {
+			t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
+		}
+		if !first.killed() {
+			t.Fatalf("the router did not die of SIGKILL: %s\n%s", first.ending(), tail(first.log, 4000))
+		}
+		f.router("router-2", crashBinary(t))
+	})
+}
+
+// play plays the scenario with a router that something happens to by its
+// environment, and gives the kinds of the records whose acknowledgement that
+// router lost. meanwhile is called while the users act.
+func (sc scenario) play(t *testing.T, env string, meanwhile func(f *testFleet, first *process)) []string {
+	t.Helper()
 	f := newFleet(t, "registry")
 	f.hasteInbox()
 	s := &stage{testFleet: f, boss: boss{NC: f.nc, Name: "boss"}, agents: map[string]*process{}}
@@ -165,18 +181,14 @@ func (sc scenario) crash(t *testing.T, point string) {
 		s.agents[a] = f.agents("agent-"+a, cast{Heartbeat: quick, Try: tryFor, Agents: []actor{{ID: a, Instance: "main", MaxParallel: n}}})
 	}
 	f.awaitAgents("a", "b")
-	first := f.router("router-1", crashBinary(t), "PARLEY_CRASH_AT="+point)
+	first := f.router("router-1", crashBinary(t), env)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	acted := make(chan error, 1)
 	go func() { acted <- sc.act(ctx, s) }()
-	if !first.ended(patience / 2) {
-		t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
+	if meanwhile != nil {
+		meanwhile(f, first)
 	}
-	if !first.killed() {
-		t.Fatalf("the router did not die of SIGKILL: %s\n%s", first.ending(), tail(first.log, 4000))
-	}
-	f.router("router-2", crashBinary(t))
 	if err := <-acted; err != nil {
 		t.Fatal(err)
 	}
@@ -200,6 +212,7 @@ func (sc scenario) crash(t *testing.T, point string) {
 		}
 	}
 	e.Check(t)
+	return lostKinds(t, first)
 }
 
 // hasteInbox makes what a dead router took from the inbox come again at once

@@ -78,6 +78,7 @@ func (w *Worker) raise(ctx context.Context, task subjects.TaskID, seq uint64) er
 		return w.waitOver(ctx, task, seq+1)
 	}
 	if rev > 0 {
+		m.rev = rev
 		w.with(func(v *view) { v.put(m) })
 		w.stir()
 	}
