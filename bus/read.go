@@ -43,13 +43,28 @@ func (b *Bus) LastDirect(ctx context.Context, stream, subject string) (Msg, erro
 }
 
 // Get returns the message with that sequence, from any replica, and from the
-// leader when that one does not have it (yet).
+// leader when that one does not have it (yet). Who has heard of a message may
+// know more than the leader: one that is new has not applied all that others
+// have, and one that was replaced does not know it yet. So ErrNotFound is for
+// what was there; a sequence beyond the stream's last is ErrNoResponders, worth
+// a repeat.
 func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (Msg, error) {
 	m, err := b.directGet(ctx, stream, getRequest{Seq: seq})
-	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrNoResponders) {
-		return b.leaderGet(ctx, stream, getRequest{Seq: seq})
+	if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrNoResponders) {
+		return m, err
 	}
-	return m, err
+	if m, err = b.leaderGet(ctx, stream, getRequest{Seq: seq}); !errors.Is(err, ErrNotFound) {
+		return m, err
+	}
+	s, err := b.StreamState(ctx, stream)
+	switch {
+	case err != nil:
+		return Msg{}, err
+	case s.LastSeq < seq:
+		return Msg{}, fmt.Errorf("get %d from %s: %w: its leader knows of %d", seq, stream, ErrNoResponders, s.LastSeq)
+	}
+	// It may have come between the two questions.
+	return b.leaderGet(ctx, stream, getRequest{Seq: seq})
 }
 
 // History returns the messages of subject (which may have wildcards) from
