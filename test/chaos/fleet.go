@@ -99,6 +99,9 @@ func (f *fleet) cast(i int, self string) error {
 		if k%2 == 0 { // comes back as the same instance, and keeps its results
 			a.Instance, a.Spool = "main", filepath.Join(f.w.dir, "spool", a.ID)
 		}
+		if k < 2 { // the two that alone may have certain tasks
+			a.Labels["duo"] = strconv.Itoa(i)
+		}
 		c.Agents = append(c.Agents, a)
 	}
 	f.agents = append(f.agents, c.Agents...)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"time"
 
@@ -156,6 +157,14 @@ func (l *load) dispatches(who string, rng *rand.Rand, rate float64) {
 			at := time.Now().Add(2 * time.Second)
 			t.Task.Timeout = []float64{1.5, 20}[rng.IntN(2)] // the second attempt comes too late, or there is none
 			t.Deadline, t.Brief = &at, rig.Play(rig.Step{Do: rig.DoSilent})
+		case dice < 45: // worth one more try, then it is another agent's
+			once := 1
+			t.Task.MaxRetries = &once
+			fail := rig.Step{Do: rig.DoError}
+			t.Brief = rig.Play(fail, fail, fail, rig.Step{Do: rig.DoDone})
+		case dice < 50: // one of two fails it for good, the other one does it
+			t.Requirements = map[string]any{"labels": map[string]string{"duo": strconv.Itoa(rng.IntN(castsInAll))}}
+			t.Brief = rig.Play(rig.Step{Do: rig.DoFatal}, rig.Step{Do: rig.DoDone})
 		}
 		note.ID = t.Task.ID
 		id := l.dispatch(who, t, note, dice >= 80)
@@ -165,9 +174,9 @@ func (l *load) dispatches(who string, rng *rand.Rand, rate float64) {
 		switch {
 		case note.Key != "":
 			l.again(who, t, note)
-		case dice >= 25 && dice < 32:
+		case dice >= 50 && dice < 57:
 			follow.Go(func() { l.cancel(who, id) })
-		case dice >= 32 && dice < 40:
+		case dice >= 57 && dice < 65:
 			follow.Go(func() { l.await(who, id) })
 		}
 	})

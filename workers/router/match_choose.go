@@ -117,7 +117,7 @@ func (f *Fleet) narrow(c *Class, b bitmap, mcp featureKind) bool {
 		b.and(only)
 	}
 	for _, id := range c.not {
-		if a := f.agents[id]; a != nil {
+		if a := f.agents[id]; a != nil && !plant.Bug("failed_again") {
 			a.places.andNot(b)
 		}
 	}
@@ -132,7 +132,7 @@ func (f *Fleet) narrow(c *Class, b bitmap, mcp featureKind) bool {
 		}
 	}
 	for _, l := range c.label {
-		if !f.keep(b, l) {
+		if !plant.Bug("label_ignored") && !f.keep(b, l) {
 			return false
 		}
 	}

@@ -118,7 +118,7 @@ func (s *sender) exchange(ctx context.Context, ep *endpoint, d *fleet.Delivery, 
 	req.Header.Set("Idempotency-Key", id)
 	req.Header.Set("Webhook-Id", id)
 	req.Header.Set("Webhook-Timestamp", stamp)
-	if plant.Sometimes("sign_wrong", 10) {
+	if plant.Sometimes("sign_wrong", 2) {
 		stamp += "1"
 	}
 	if len(ep.keys) > 0 {
