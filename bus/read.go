@@ -152,6 +152,21 @@ func (b *Bus) StreamState(ctx context.Context, stream string) (StreamState, erro
 	return s, nil
 }
 
+// StateFrom is StreamState for who knows of the message seq: a leader that has
+// yet to catch up has ten seconds to. What it says then is how it is.
+func (b *Bus) StateFrom(ctx context.Context, stream string, seq uint64) (StreamState, error) {
+	bo := newBackoff(100*time.Millisecond, time.Second)
+	for begin := time.Now(); ; {
+		s, err := b.StreamState(ctx, stream)
+		if err != nil || s.LastSeq >= seq || time.Since(begin) > 10*time.Second {
+			return s, err
+		}
+		if err := wait(ctx, bo); err != nil {
+			return StreamState{}, err
+		}
+	}
+}
+
 // deleteMsg removes one message; ErrNotFound when it is not there.
 func (b *Bus) deleteMsg(ctx context.Context, stream string, seq uint64) error {
 	var resp struct {

@@ -53,13 +53,21 @@ func (c *chain) load(ctx context.Context) error {
 	return nil
 }
 
+// position is how far a stream was read.
+func (c *chain) position(stream string) uint64 {
+	if c.head == nil {
+		return 0
+	}
+	return c.head.Positions[stream]
+}
+
 // begin is after which message a stream is read: where the audit has got to. A
 // stream that was replaced since is read from its beginning.
 func (c *chain) begin(stream string, last uint64) uint64 {
 	if c.head == nil {
 		return 0
 	}
-	after := c.head.Positions[stream]
+	after := c.position(stream)
 	if last < after {
 		c.log.Error("a stream ends before what the audit has read of it: it was replaced, and is read anew",
 			slog.String("stream", stream), slog.Uint64("last_seq", last), slog.Uint64("read_seq", after))

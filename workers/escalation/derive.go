@@ -27,7 +27,7 @@ const (
 func (w *Worker) derive(ctx context.Context) error {
 	var start uint64
 	w.with(func(v *view) { start = v.cursor })
-	st, err := w.bus.StreamState(ctx, subjects.StreamTasks)
+	st, err := w.bus.StateFrom(ctx, subjects.StreamTasks, start)
 	if err != nil {
 		return err
 	}
