@@ -37,13 +37,18 @@ func newFleet(tb testing.TB, workers string) *testFleet {
 		}
 	}
 	f.startBroker(workers, "-1")
+	f.connect()
+	return f
+}
+
+func (f *testFleet) connect() {
+	f.tb.Helper()
 	nc, err := nats.Connect(f.url, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.Name("e2e"))
 	if err != nil {
-		tb.Fatal(err)
+		f.tb.Fatal(err)
 	}
-	tb.Cleanup(nc.Close)
+	f.tb.Cleanup(nc.Close)
 	f.nc = nc
-	return f
 }
 
 func (f *testFleet) startBroker(workers, port string) {

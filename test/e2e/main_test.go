@@ -14,13 +14,14 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("e2e.seed", 0, "seed of whatever is random; 0 takes a new one")
-	tasksFlag = flag.Int("e2e.tasks", 2000, "tasks of TestKillsWhileWorking")
-	chaosFlag = flag.Duration("e2e.chaos", 25*time.Second, "how long TestKillsWhileWorking kills")
-	stormFlag = flag.Int("e2e.storm", 1500, "tasks of TestStorm")
-	pointFlag = flag.String("e2e.point", "", "of TestCrashPoints: sweep this point alone")
-	raceFlag  = flag.Bool("e2e.race", false, "build the binaries under test with the race detector")
-	keepFlag  = flag.String("e2e.keep", "", "keep journals, logs and data in this directory")
+	seedFlag    = flag.Uint64("e2e.seed", 0, "seed of whatever is random; 0 takes a new one")
+	tasksFlag   = flag.Int("e2e.tasks", 2000, "tasks of TestKillsWhileWorking")
+	chaosFlag   = flag.Duration("e2e.chaos", 25*time.Second, "how long TestKillsWhileWorking kills")
+	stormFlag   = flag.Int("e2e.storm", 1500, "tasks of TestStorm")
+	pointFlag   = flag.String("e2e.point", "", "of TestCrashPoints: sweep this point alone")
+	raceFlag    = flag.Bool("e2e.race", false, "build the binaries under test with the race detector")
+	fixtureFlag = flag.String("e2e.fixture", "", "of TestUpgrade: keep data of this build under this name")
+	keepFlag    = flag.String("e2e.keep", "", "keep journals, logs and data in this directory")
 )
 
 func TestMain(m *testing.M) {
