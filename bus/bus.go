@@ -84,6 +84,8 @@ type Bus struct {
 
 	epoch atomic.Pointer[epoch] // of the connection that is up, replaced at each reconnect
 
+	heard sync.Map // by stream: *atomic.Uint64, the highest sequence that tails have heard
+
 	mu     sync.Mutex
 	denied map[string]time.Time // guarded by mu; subjects whose publish was refused, and when
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -25,9 +26,45 @@ type getRequest struct {
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
 }
 
-// Last returns the last message of subject as the stream's leader has it.
+// Last returns the last message of subject as the stream's leader has it. A
+// leader that has yet to learn what this Bus has heard of the stream already,
+// see hear, does not know that there is none: that is ErrNoResponders, worth a
+// repeat, and not ErrNotFound.
 func (b *Bus) Last(ctx context.Context, stream, subject string) (Msg, error) {
+	m, err := b.leaderGet(ctx, stream, getRequest{LastFor: subject})
+	if !errors.Is(err, ErrNotFound) {
+		return m, err
+	}
+	heard := b.heardOf(stream).Load()
+	if heard == 0 {
+		return m, err
+	}
+	s, serr := b.StreamState(ctx, stream)
+	if serr != nil {
+		return Msg{}, serr
+	}
+	if s.LastSeq < heard {
+		return Msg{}, fmt.Errorf("get from %s: %w: its leader knows of %d, %d was heard", stream, ErrNoResponders, s.LastSeq, heard)
+	}
+	// It may have come between the two questions.
 	return b.leaderGet(ctx, stream, getRequest{LastFor: subject})
+}
+
+// hear notes that the message seq of a stream has been heard.
+func (b *Bus) hear(stream string, seq uint64) {
+	h := b.heardOf(stream)
+	for was := h.Load(); was < seq && !h.CompareAndSwap(was, seq); was = h.Load() {
+	}
+}
+
+// heardOf is the highest sequence of a stream that tails have heard, 0 for
+// none.
+func (b *Bus) heardOf(stream string) *atomic.Uint64 {
+	if h, ok := b.heard.Load(stream); ok {
+		return h.(*atomic.Uint64) //nolint:errcheck,forcetypeassert // nothing else is stored
+	}
+	h, _ := b.heard.LoadOrStore(stream, new(atomic.Uint64))
+	return h.(*atomic.Uint64) //nolint:errcheck,forcetypeassert // as above
 }
 
 // nextFor returns the first message of subject at or after seq, from the

@@ -134,6 +134,7 @@ func (r *tailRun) once(ctx context.Context) error {
 	case state.LastSeq < r.last && state.Created.Equal(r.created) && r.patient():
 		return fmt.Errorf("%w: the leader is at sequence %d, behind %d which was read", ErrNoResponders, state.LastSeq, r.last)
 	case state.LastSeq < r.last:
+		r.b.heard.Delete(r.Stream)
 		return fmt.Errorf("%w: %w: the stream is at sequence %d, behind %d which was read",
 			errTailEnds, ErrNotFound, state.LastSeq, r.last)
 	}
@@ -266,6 +267,7 @@ func (c *tailConsumer) receive(m *nats.Msg) {
 	}
 	c.next++
 	r := c.r
+	r.b.hear(r.Stream, d.stream)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Handle(Msg{

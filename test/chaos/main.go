@@ -225,7 +225,7 @@ func (st *stage) close() {
 	}
 	if st.f != nil {
 		for _, p := range st.f.all() {
-			p.kill()
+			p.retire()
 		}
 	}
 	if st.c != nil {
@@ -233,7 +233,7 @@ func (st *stage) close() {
 			st.c.nc.Close()
 		}
 		for _, p := range st.c.nodes {
-			p.kill()
+			p.retire()
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -25,6 +26,8 @@ type process struct {
 	done    chan struct{} // guarded by mu; closed when cmd has ended
 	doomed  bool          // guarded by mu: its end is our doing
 	lives   int           // guarded by mu
+	orderly int           // guarded by mu: ends with an error that it told; a supervisor starts it again
+	retired bool          // guarded by mu: nobody does any more
 	strange []string      // guarded by mu: ends that were not our doing
 }
 
@@ -32,7 +35,7 @@ type process struct {
 func (p *process) start(w *world) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.runsLocked() {
+	if p.runsLocked() || p.retired {
 		return nil
 	}
 	log, err := os.OpenFile(p.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -57,11 +60,17 @@ func (p *process) start(w *world) error {
 	go func() { // ends with the process, which stop or kill ends
 		_ = c.Wait()
 		p.mu.Lock()
-		if !p.doomed {
+		again := !p.doomed && c.ProcessState.ExitCode() == 1
+		if again {
+			p.orderly++
+		} else if !p.doomed {
 			p.strange = append(p.strange, fmt.Sprintf("%s ended by itself (%s)", p.name, c.ProcessState))
 		}
 		p.mu.Unlock()
 		close(done)
+		if again && pause(context.Background(), time.Second) == nil {
+			_ = p.start(w) // as systemd does; if it cannot, the next fault's mending tells
+		}
 	}()
 	return nil
 }
@@ -126,6 +135,14 @@ func (p *process) term(grace time.Duration) (asked bool) {
 		p.kill()
 		return false
 	}
+}
+
+// retire ends it for good.
+func (p *process) retire() {
+	p.mu.Lock()
+	p.retired = true
+	p.mu.Unlock()
+	p.kill()
 }
 
 // oddities are the ends that nobody planned.
