@@ -33,7 +33,7 @@ require github.com/gowebpki/jcs v1.0.1
 
 require github.com/goccy/go-yaml v1.18.0
 
-require github.com/anishathalye/porcupine v1.3.1 // indirect
+require github.com/anishathalye/porcupine v1.3.1
 
 require (
 	dario.cat/mergo v1.0.1 // indirect

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 )
@@ -37,31 +38,34 @@ func Point(name string) {
 	}
 }
 
-// every and which say which writes have their acknowledgement lost, see Lost.
+// lose says which writes have their acknowledgement lost, see Lost.
 var (
-	every, which = parseLost(os.Getenv("PARLEY_LOSE_ACKS"))
-	written      atomic.Int64
+	lose    = os.Getenv("PARLEY_LOSE_ACKS")
+	every   = parseEvery(lose)
+	written atomic.Int64
+	lost    sync.Map // writes that lost theirs
 )
 
-// parseLost reads N, each Nth, or N+M, each Mth of N.
-func parseLost(s string) (every, which int64) {
-	a, b, _ := strings.Cut(s, "+")
-	every, err := strconv.ParseInt(a, 10, 64)
-	if err != nil || every <= 0 {
-		return 0, 0
+func parseEvery(s string) int64 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n <= 0 {
+		return 0
 	}
-	which, err = strconv.ParseInt(b, 10, 64)
-	if err != nil {
-		return every, 0
-	}
-	return every, which
+	return n
 }
 
 // Lost reports whether the acknowledgement of a write to subject, which is
-// done, is to be lost: its writer is told that it timed out. It says so on
+// done, is to be lost: its writer is told that it timed out. PARLEY_LOSE_ACKS is
+// N for each Nth, or first for the first try of every write. It says so on
 // standard error, with the kind of the record.
 func Lost(subject string, header map[string][]string) bool {
-	if every == 0 || written.Add(1)%every != which {
+	switch {
+	case lose == "first":
+		key := fmt.Sprint(subject, header["Fleet-Write-Id"], header["Nats-Msg-Id"])
+		if _, again := lost.LoadOrStore(key, true); again {
+			return false
+		}
+	case every == 0 || written.Add(1)%every != 0:
 		return false
 	}
 	fmt.Fprintf(os.Stderr, "lost acknowledgement of %s %s\n", subject, strings.Join(header["Fleet-Kind"], ""))

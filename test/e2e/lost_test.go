@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestLostAcknowledgements plays every scenario twice with a router whose
-// writes are done while it is told that they timed out: first every second one,
-// then the others. Each story ends as if nothing had happened.
+// TestLostAcknowledgements plays every scenario with a router that is told of
+// the first try of each write that it timed out, although it was done. Each
+// story ends as if nothing had happened.
 func TestLostAcknowledgements(t *testing.T) {
 	crashBinary(t) // before the clocks run
 	two := make(chan struct{}, 2)
@@ -18,19 +18,17 @@ func TestLostAcknowledgements(t *testing.T) {
 	lost := map[string]bool{} // kinds of records
 	t.Run("play", func(t *testing.T) {
 		for _, sc := range scenarios {
-			for _, which := range []string{"2+0", "2+1"} {
-				t.Run(sc.name+"/"+which, func(t *testing.T) {
-					t.Parallel()
-					two <- struct{}{}
-					defer func() { <-two }()
-					kinds := sc.play(t, "PARLEY_LOSE_ACKS="+which, nil)
-					mu.Lock()
-					defer mu.Unlock()
-					for _, k := range kinds {
-						lost[k] = true
-					}
-				})
-			}
+			t.Run(sc.name, func(t *testing.T) {
+				t.Parallel()
+				two <- struct{}{}
+				defer func() { <-two }()
+				kinds := sc.play(t, "PARLEY_LOSE_ACKS=first", nil)
+				mu.Lock()
+				defer mu.Unlock()
+				for _, k := range kinds {
+					lost[k] = true
+				}
+			})
 		}
 	})
 	for _, kind := range sourceKinds(t, "../../subjects/fleet/event.go") {
