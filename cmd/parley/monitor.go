@@ -43,7 +43,7 @@ func readVarz(ctx context.Context, address string) (*varz, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer answer.Body.Close()
+	defer func() { _ = answer.Body.Close() }()
 	if answer.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s answers %s", r.URL, answer.Status)
 	}

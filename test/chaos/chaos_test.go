@@ -62,7 +62,7 @@ func TestChaos(t *testing.T) {
 	chaos, parley := programs(t)
 	seed := *seedFlag
 	if seed == 0 {
-		seed = uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
+		seed = uint64(time.Now().UnixNano())
 	}
 	out, err := run(t, chaos, *timeFlag+15*time.Minute, "-parley", parley, "-time", timeFlag.String(),
 		"-seed", strconv.FormatUint(seed, 10), "-rate", strconv.FormatFloat(*rateFlag, 'f', -1, 64))

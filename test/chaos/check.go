@@ -239,7 +239,7 @@ func (f *findings) checkStream(o *op, state string) {
 		f.fault("1 one outcome", o.end.ID, "the stream ended with %s; the record says %s", o.end.State, state)
 	}
 	ends := map[string]bool{}
-	for _, s := range strings.Fields(o.end.Text) {
+	for s := range strings.FieldsSeq(o.end.Text) {
 		if s = name(s); slices.Contains([]string{"completed", "failed", "rejected", "canceled"}, s) {
 			ends[s] = true
 		} else if len(ends) > 0 {

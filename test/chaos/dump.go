@@ -78,7 +78,7 @@ func (c *cluster) readOn(ctx context.Context, s jetstream.Stream, next, last uin
 	}
 	seen = next - 1
 	for seen < last {
-		batch, err := con.Fetch(int(min(pending, 1000)), jetstream.FetchMaxWait(5*time.Second)) //nolint:gosec // small
+		batch, err := con.Fetch(int(min(pending, 1000)), jetstream.FetchMaxWait(5*time.Second))
 		if err != nil {
 			return seen, err
 		}

@@ -82,13 +82,13 @@ func (n *nemesis) do(ctx context.Context, f fault) error {
 		wait()
 		return worker.start(n.w)
 	case pauseWorker:
-		return n.pauses(f, ctx, worker)
+		return n.pauses(ctx, f, worker)
 	case killAgents:
 		cast.kill()
 		wait()
 		return cast.start(n.w)
 	case pauseAgents:
-		return n.pauses(f, ctx, cast)
+		return n.pauses(ctx, f, cast)
 	case cutZone:
 		zone := []string{zoneA, zoneB, zoneOut}[f.other%3]
 		return n.cuts(ctx, f, [][2]string{{zone, node}, {node, zone}}[:1+f.other%2])
@@ -100,7 +100,7 @@ func (n *nemesis) do(ctx context.Context, f fault) error {
 }
 
 // pauses stops processes for a while.
-func (n *nemesis) pauses(f fault, ctx context.Context, all ...*process) (err error) {
+func (n *nemesis) pauses(ctx context.Context, f fault, all ...*process) (err error) {
 	for _, p := range all {
 		_, serr := p.signal(syscall.SIGSTOP, false)
 		err = errors.Join(err, serr)
@@ -139,7 +139,7 @@ func (n *nemesis) server(ctx, whole context.Context, f fault, node string) error
 		wait()
 		return n.c.nodes[node].start(n.w)
 	case pauseServer:
-		return n.pauses(f, ctx, n.c.nodes[node])
+		return n.pauses(ctx, f, n.c.nodes[node])
 	case cutServer:
 		return n.cuts(ctx, f, [][2]string{{node, a}, {a, node}, {node, b}, {b, node}})
 	case cutOneWay:

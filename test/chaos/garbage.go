@@ -18,7 +18,7 @@ const forger = "forger"
 // garbage says nonsense at every door, for others where that is possible, and
 // more than a server takes.
 func (n *nemesis) garbage(f fault) error {
-	rng := rand.New(rand.NewPCG(uint64(f.target), uint64(f.other))) //nolint:gosec // it repeats
+	rng := rand.New(rand.NewPCG(uint64(f.target), uint64(f.other)))
 	agent := n.f.agents[rng.IntN(len(n.f.agents))].ID
 	task := fmt.Sprintf("boss%d-%d", rng.IntN(8), rng.IntN(10)) // old ones
 	stale := `{"type":"TASK_RESULT","attempt":99,"epoch":1,"instance_id":"main","status":"done","output":{"nonce":"forged"}}`

@@ -5,19 +5,19 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
 
 // hookSecret signs the calls of people.
-const hookSecret = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=" //nolint:gosec // of a test
+const hookSecret = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
 // humans are people with a webhook: of the calls that come for the first time many fail, and whoever is
 // called answers by the link.
@@ -38,7 +38,7 @@ func newHumans(ctx context.Context, here string, journal *scribe, seed uint64) (
 	if err != nil {
 		return nil, err
 	}
-	h := &humans{journal: journal, url: "http://" + l.Addr().String(), hard: ctx, heard: map[string]bool{}, rng: rand.New(rand.NewPCG(seed, 7))} //nolint:gosec // it repeats
+	h := &humans{journal: journal, url: "http://" + l.Addr().String(), hard: ctx, heard: map[string]bool{}, rng: rand.New(rand.NewPCG(seed, 7))}
 	h.server = &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
 	h.wg.Go(func() { _ = h.server.Serve(l) })
 	return h, nil
@@ -68,7 +68,7 @@ func (h *humans) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status = []int{http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusNotFound}[dice%3]
 	}
 	sign := []string{r.Header.Get("Webhook-Id"), r.Header.Get("Webhook-Timestamp"), r.Header.Get("Webhook-Signature")}
-	h.journal.write(line{Op: "call", What: invoked, ID: sign[0], Text: strings.Join(sign, "\n"), Version: uint64(status), Body: body}) //nolint:gosec // it is positive
+	h.journal.write(line{Op: "call", What: invoked, ID: sign[0], Text: strings.Join(sign, "\n"), Version: uint64(status), Body: body})
 	w.WriteHeader(status)
 	var call struct {
 		Link string `json:"link"`
@@ -92,7 +92,7 @@ func (h *humans) answer(link string, delay time.Duration) {
 		if err != nil || status == http.StatusServiceUnavailable {
 			continue
 		}
-		h.journal.write(line{Op: "answer", What: wasOK, Text: link, Code: fmt.Sprint(status)})
+		h.journal.write(line{Op: "answer", What: wasOK, Text: link, Code: strconv.Itoa(status)})
 		return
 	}
 }

@@ -56,7 +56,7 @@ type contextOp struct {
 var contextModel = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{uint64(0)} },
 	Step: func(state, input, _ any) []any {
-		n, o := state.(uint64), input.(contextOp) //nolint:errcheck,forcetypeassert // of these types alone
+		n, o := state.(uint64), input.(contextOp)
 		fits := o.after == nil || *o.after == n
 		switch {
 		case o.read && o.version == n:
@@ -130,7 +130,7 @@ type leaseState struct {
 var leaseModel = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{leaseState{}} },
 	Step: func(state, input, _ any) []any {
-		s, o := state.(leaseState), input.(leaseOp) //nolint:errcheck,forcetypeassert // of these types alone
+		s, o := state.(leaseState), input.(leaseOp)
 		switch {
 		case o.take && (s.ended || o.attempt <= s.attempt):
 			return nil
@@ -204,7 +204,7 @@ type taskOp struct {
 var taskModel = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{""} },
 	Step: func(state, input, _ any) []any {
-		s, o := state.(string), input.(taskOp) //nolint:errcheck,forcetypeassert // of these types alone
+		s, o := state.(string), input.(taskOp)
 		switch {
 		case o.begins && s == "":
 			return []any{"live"}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -91,7 +92,7 @@ func (l *load) follow(who, id string) {
 // Every second one is deleted, and tried again.
 func (l *load) sessions(who string, rng *rand.Rand) {
 	for n := 0; l.stop.Err() == nil; n++ {
-		end := l.journal.begin(line{Client: who, Op: "create", Key: fmt.Sprint(n)})
+		end := l.journal.begin(line{Client: who, Op: "create", Key: strconv.Itoa(n)})
 		var opened struct {
 			Session struct {
 				ID string `json:"session_id"`
@@ -243,7 +244,7 @@ func (l *load) streams(who string, rng *rand.Rand) {
 		default:
 			return // gateways are away
 		}
-		own := rand.New(rand.NewPCG(rng.Uint64(), 0)) //nolint:gosec // it repeats
+		own := rand.New(rand.NewPCG(rng.Uint64(), 0))
 		follow.Go(func() {
 			defer func() { <-few }()
 			l.stream(who, own)

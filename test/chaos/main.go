@@ -56,7 +56,7 @@ func main() {
 	flag.BoolVar(&s.lazy, "lazy", false, "servers that acknowledge before they flush: shows what is lost then")
 	flag.BoolVar(&s.dry, "plan", false, "print the plan, and do nothing")
 	flag.Parse()
-	s.seed = cmp.Or(s.seed, uint64(time.Now().UnixNano())) //nolint:gosec // any number will do
+	s.seed = cmp.Or(s.seed, uint64(time.Now().UnixNano()))
 	exit(s.run(ctx))
 }
 
@@ -75,9 +75,9 @@ func say(format string, args ...any) {
 
 func (s *settings) run(ctx context.Context) (err error) {
 	if s.check != "" {
-		f, err := readFindings(s.check)
-		if err != nil {
-			return err
+		f, readErr := readFindings(s.check)
+		if readErr != nil {
+			return readErr
 		}
 		return report(f)
 	}
@@ -106,7 +106,7 @@ func (s *settings) run(ctx context.Context) (err error) {
 	}()
 	if s.parley == "" {
 		s.parley = filepath.Join(s.dir, "parley")
-		if out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-tags=crashpoints,planted", "-o", s.parley, "./cmd/parley").CombinedOutput(); err != nil { //nolint:gosec // our own words
+		if out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-tags=crashpoints,planted", "-o", s.parley, "./cmd/parley").CombinedOutput(); err != nil {
 			return fmt.Errorf("build parley (from the module's root): %w\n%s", err, out)
 		}
 	}

@@ -82,7 +82,7 @@ const period = 12 * time.Second
 // every period a few kinds are drawn, and each happens as often as it fits; a
 // quarter of the periods are quiet.
 func plan(seed uint64, total time.Duration, w *world, only string) (list []fault) {
-	rng := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // it repeats
+	rng := rand.New(rand.NewPCG(seed, 2))
 	for at := period / 4; at < total; at += period {
 		if rng.IntN(quietQuarter) == 0 && only == "" {
 			list = append(list, fault{at: at, kind: quietKind})

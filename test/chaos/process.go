@@ -44,7 +44,7 @@ func (p *process) start(w *world) error {
 	}
 	defer log.Close() // the process has its own
 	all := append(w.inside(p.place), p.args...)
-	c := exec.Command(all[0], all[1:]...) //nolint:gosec // our own words
+	c := exec.Command(all[0], all[1:]...)
 	c.Env = append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "TMPDIR=" + os.TempDir(), "NO_COLOR=1",
 		"XDG_CONFIG_HOME=" + filepath.Join(p.dir, "config"), "XDG_DATA_HOME=" + filepath.Join(p.dir, "data", p.name),
@@ -87,12 +87,6 @@ func (p *process) runsLocked() bool {
 	default:
 		return true
 	}
-}
-
-func (p *process) runs() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.runsLocked()
 }
 
 // signal sends s; who has ended does not mind. ends says that it may end now.

@@ -86,9 +86,9 @@ func (d *drain) left(ctx context.Context) (left []string, err error) {
 		var r struct {
 			State string `json:"state"`
 		}
-		err := json.Unmarshal(m.Data, &r)
+		bad := json.Unmarshal(m.Data, &r)
 		d.states[m.Subject] = r.State
-		return err
+		return bad
 	})
 	if err != nil {
 		return nil, err

@@ -80,7 +80,7 @@ func (w *world) cleanupTo(mark int) {
 
 // do runs a command of the system.
 func do(ctx context.Context, args ...string) error {
-	out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput() //nolint:gosec // our own words
+	out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
@@ -254,7 +254,7 @@ func (w *world) fill(node string) error {
 		return err
 	}
 	defer f.Close()
-	err = unix.Fallocate(int(f.Fd()), 0, 0, int64(s.Bavail)*s.Bsize) //nolint:gosec // a disk is smaller
+	err = unix.Fallocate(int(f.Fd()), 0, 0, int64(s.Bavail)*s.Bsize)
 	if errors.Is(err, unix.ENOSPC) {
 		return nil // the server was faster: it is full
 	}

@@ -16,9 +16,6 @@ type (
 	dispatch             = rig.Dispatch
 	dispatchTask         = rig.DispatchTask
 	dispatchRequirements = rig.DispatchRequirements
-	refusal              = rig.Refusal
-	view                 = rig.View
-	output               = rig.Output
 )
 
 const (

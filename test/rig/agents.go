@@ -165,6 +165,7 @@ func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.R
 	return fleet.Result{Status: fleet.StatusDone}, nil
 }
 
+// Pause waits for d, or until ctx ends.
 func Pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

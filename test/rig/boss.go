@@ -24,6 +24,7 @@ type Dispatch struct {
 	Brief        string               `json:"brief"`
 }
 
+// DispatchTask is its task.
 type DispatchTask struct {
 	TaskID         string  `json:"task_id,omitempty"`
 	Priority       string  `json:"priority,omitempty"`
@@ -34,12 +35,13 @@ type DispatchTask struct {
 	Escalate       string  `json:"escalate,omitempty"`
 }
 
+// DispatchRequirements are what its agent must have.
 type DispatchRequirements struct {
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // Refusal is an answer of the API that is an error.
-type Refusal struct {
+type Refusal struct { //nolint:errname // a word of the contract
 	Code    string `json:"code"`
 	Message string `json:"message"`
 }

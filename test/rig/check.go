@@ -64,7 +64,8 @@ type who struct {
 
 func (w who) String() string { return fmt.Sprintf("%s/%s/%d", w.agent, w.instance, w.epoch) }
 
-func (r *Record) Holder() who { return who{r.AgentID, r.InstanceID, r.Epoch} }
+// holder is who has the task in hand by this record.
+func (r *Record) holder() who { return who{r.AgentID, r.InstanceID, r.Epoch} }
 func (j *Entry) who() who     { return who{j.Agent, j.Instance, j.Epoch} }
 
 // turn is one attempt at a task by somebody.
@@ -176,12 +177,12 @@ func (c *checker) walk(task string, list []Record) {
 		switch {
 		case r.Kind == "working":
 			if holder != nil {
-				c.fault(task, "seq %d: %s takes it while %s holds it: two leases", r.Seq, r.Holder(), holder)
+				c.fault(task, "seq %d: %s takes it while %s holds it: two leases", r.Seq, r.holder(), holder)
 			}
 			if r.Attempt <= attempt {
 				c.fault(task, "seq %d: attempt %d follows attempt %d", r.Seq, r.Attempt, attempt)
 			}
-			h := r.Holder()
+			h := r.holder()
 			holder, held[r.Attempt] = &h, h
 			if decided {
 				c.begins(task, r, nil)
@@ -189,8 +190,8 @@ func (c *checker) walk(task string, list []Record) {
 				c.begins(task, r, failed)
 			}
 		case r.Held():
-			if holder == nil || *holder != r.Holder() || r.Attempt != attempt {
-				c.fault(task, "seq %d (%s) names the holder %s of attempt %d; it is %v of attempt %d", r.Seq, r.Kind, r.Holder(), r.Attempt, holder, attempt)
+			if holder == nil || *holder != r.holder() || r.Attempt != attempt {
+				c.fault(task, "seq %d (%s) names the holder %s of attempt %d; it is %v of attempt %d", r.Seq, r.Kind, r.holder(), r.Attempt, holder, attempt)
 			}
 		case r.Terminal():
 			ended = true
@@ -199,7 +200,7 @@ func (c *checker) walk(task string, list []Record) {
 		default:
 			holder = nil
 			if r.AgentID != "" {
-				c.fault(task, "seq %d is %s and names a holder, %s", r.Seq, r.State, r.Holder())
+				c.fault(task, "seq %d is %s and names a holder, %s", r.Seq, r.State, r.holder())
 			}
 		}
 		if r.Attempt < attempt {
@@ -235,8 +236,8 @@ func (c *checker) first(task string, i int, r *Record) {
 // begins checks an attempt that begins: it was offered, and not to somebody
 // who failed the task for good.
 func (c *checker) begins(task string, r *Record, failed []PastAttempt) {
-	if c.Journals != nil && !c.offered[turn{task, r.Attempt, r.Holder()}] {
-		c.fault(task, "seq %d: attempt %d is held by %s, who was not offered it", r.Seq, r.Attempt, r.Holder())
+	if c.Journals != nil && !c.offered[turn{task, r.Attempt, r.holder()}] {
+		c.fault(task, "seq %d: attempt %d is held by %s, who was not offered it", r.Seq, r.Attempt, r.holder())
 	}
 	for i, a := range failed {
 		if a.AgentID == r.AgentID && a.Level >= 2 {
@@ -272,8 +273,8 @@ func (c *checker) outcome(task string, r *Record, held map[int]who) {
 	}
 	h, ok := held[r.Attempt]
 	switch {
-	case !ok || h != r.Holder():
-		c.fault(task, "seq %d counts attempt %d of %s; the records know %v", r.Seq, r.Attempt, r.Holder(), held)
+	case !ok || h != r.holder():
+		c.fault(task, "seq %d counts attempt %d of %s; the records know %v", r.Seq, r.Attempt, r.holder(), held)
 		return
 	case res.AgentID != r.AgentID || res.InstanceID != r.InstanceID || res.Attempt != r.Attempt:
 		c.fault(task, "seq %d: the result is of attempt %d of %s/%s", r.Seq, res.Attempt, res.AgentID, res.InstanceID)
@@ -282,8 +283,8 @@ func (c *checker) outcome(task string, r *Record, held map[int]who) {
 		return
 	}
 	x, ok := c.begun[r.Nonce()]
-	if !ok || x != (execution{task, r.Holder()}) {
-		c.fault(task, "seq %d counts the execution %q of %s, which the journals know as %v", r.Seq, r.Nonce(), r.Holder(), x)
+	if !ok || x != (execution{task, r.holder()}) {
+		c.fault(task, "seq %d counts the execution %q of %s, which the journals know as %v", r.Seq, r.Nonce(), r.holder(), x)
 	}
 	c.counted[task] = r.Nonce()
 }

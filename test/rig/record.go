@@ -63,6 +63,7 @@ type Record struct {
 	} `json:"facts"`
 }
 
+// PastAttempt is an attempt that has ended.
 type PastAttempt struct {
 	Attempt    int    `json:"attempt"`
 	AgentID    string `json:"agent_id"`
@@ -81,6 +82,7 @@ func (r *Record) Nonce() string {
 	return o.Nonce
 }
 
+// Terminal reports whether the task has ended.
 func (r *Record) Terminal() bool {
 	switch r.State {
 	case "done", "partial", "error", "blocked", "canceled", "expired":
@@ -123,6 +125,7 @@ type Reader struct {
 	All  History
 }
 
+// NewReader reads from the beginning.
 func NewReader(tb testing.TB, nc *nats.Conn) *Reader {
 	tb.Helper()
 	js, err := jetstream.New(nc)

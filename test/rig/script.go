@@ -40,7 +40,7 @@ func Play(steps ...Step) string {
 	return string(data)
 }
 
-// at is the step of an attempt; a brief that is no script is done at once.
+// StepAt is the step of an attempt; a brief that is no script is done at once.
 func StepAt(brief string, attempt int) Step {
 	var s Script
 	if json.Unmarshal([]byte(brief), &s) != nil || len(s.Steps) == 0 {
