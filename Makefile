@@ -102,6 +102,14 @@ chaos: ## Break a cluster for CHAOS_TIME (1h) and prove that nothing is lost; CH
 chaos-planted: ## Plant every known bug in turn, and see that the chaos suite finds it
 	go test ./test/chaos -run TestPlantedBugs -count=1 -chaos.planted -timeout 2h -v
 
+.PHONY: bench-peers
+bench-peers: ## Do the same work with Parley, asynq on Redis and River on PostgreSQL
+	@command -v redis-server >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
+		{ [ "$$(id -u)" = 0 ] && apt-get install -y --no-install-recommends redis-server postgresql; } || \
+		{ echo "install redis-server and postgresql first (Debian's packages)" >&2; exit 1; }
+	cd test/peers && go build -trimpath -o $(CURDIR)/bin/peers .
+	go run ./test/bench -only peers -peers $(CURDIR)/bin/peers
+
 .PHONY: docs
 docs: ## Regenerate the generated documentation
 	go generate ./...

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"regexp"
@@ -31,6 +32,10 @@ type Config struct {
 	Creds, NKey string // paths of a credentials file, of an nkey seed file
 
 	User, Password, Token string
+	// Credentials gives user and password anew for each connection, where they
+	// cannot be used twice. A connection that is lost is then tried again for
+	// ever, however often it was refused.
+	Credentials func() (user, password string)
 
 	CA, Cert, Key string // paths of PEM files
 	TLSFirst      bool   // TLS before the server's INFO
@@ -82,7 +87,11 @@ type Bus struct {
 	js  jetstream.JetStream
 	api string // prefix of the JetStream API, "$JS.API."
 
-	epoch atomic.Pointer[epoch] // of the connection that is up, replaced at each reconnect
+	epoch  atomic.Pointer[epoch] // of the connection that is up, replaced at each reconnect
+	guard  atomic.Pointer[Guard]
+	signer atomic.Pointer[Signer]
+
+	readers atomic.Uint64 // subscriptions that were made
 
 	heard sync.Map // by stream: *atomic.Uint64, the highest sequence that tails have heard
 
@@ -211,6 +220,8 @@ func (b *Bus) options() ([]nats.Option, error) {
 		nats.ReconnectWait(250 * time.Millisecond),
 		nats.ReconnectJitter(250*time.Millisecond, 500*time.Millisecond),
 		nats.DrainTimeout(closeTimeout),
+		// Its default, 65 536, has every read in batches clear half a megabyte.
+		nats.SyncQueueLen(4 * maxRead),
 		nats.PermissionErrOnSubscribe(true),
 		nats.ErrorHandler(b.onError),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -237,6 +248,9 @@ func (b *Bus) options() ([]nats.Option, error) {
 	if c.User != "" {
 		opts = append(opts, nats.UserInfo(c.User, c.Password))
 	}
+	if c.Credentials != nil {
+		opts = append(opts, nats.UserInfoHandler(c.Credentials), nats.IgnoreAuthErrorAbort(), nats.CustomReconnectDelay(reconnectDelay))
+	}
 	if c.Token != "" {
 		opts = append(opts, nats.Token(c.Token))
 	}
@@ -260,6 +274,13 @@ func (b *Bus) options() ([]nats.Option, error) {
 		opts = append(opts, nats.TLSHandshakeFirst())
 	}
 	return opts, nil
+}
+
+// reconnectDelay is how long to wait after having tried every server so often:
+// a quarter of a second and more, up to 15 s.
+func reconnectDelay(tries int) time.Duration {
+	d := min(250*time.Millisecond<<min(tries, 8), 10*time.Second)
+	return d + rand.N(d/2) //nolint:gosec // jitter
 }
 
 // Close drains subscriptions and what is still to be sent, for at most 5 s.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"parley/subjects"
 )
 
 // Consumer is a durable pull consumer and how it is worked. Where the durable
@@ -279,6 +281,12 @@ func (r *consumeRun) call(m Msg) (err error) {
 			err = Never(fmt.Errorf("handler panicked: %v", p))
 		}
 	}()
+	if err := r.b.admit(r.work, m, Shared); err != nil {
+		if code := subjects.CodeOf(err); code == subjects.CodeUnavailable || code == subjects.CodeInternal {
+			return err
+		}
+		return Never(err)
+	}
 	return r.handle(r.work, m)
 }
 

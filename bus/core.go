@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -22,7 +23,7 @@ const defaultRequest = 5 * time.Second
 // Publish sends a core message, at most once. It returns when the message is
 // in the client's buffer; Ping makes sure that the server has it.
 func (b *Bus) Publish(subject string, data []byte, h Header) error {
-	return wrap("publish", b.nc.PublishMsg(&nats.Msg{Subject: subject, Header: nats.Header(h), Data: data}))
+	return wrap("publish", b.nc.PublishMsg(b.signed(&nats.Msg{Subject: subject, Header: nats.Header(h), Data: data})))
 }
 
 // Request sends a request and returns its reply. Errors: ErrNoResponders,
@@ -41,7 +42,7 @@ func (b *Bus) Request(ctx context.Context, subject string, data []byte, h Header
 // request is one request with errors mapped. ctx has a deadline.
 func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	start := time.Now()
-	reply, err := b.nc.RequestMsgWithContext(ctx, m)
+	reply, err := b.nc.RequestMsgWithContext(ctx, b.signed(m))
 	if err == nil {
 		return reply, nil
 	}
@@ -106,13 +107,38 @@ type Subscription struct {
 	b    *Bus
 	sub  *nats.Subscription
 	done chan struct{} // closed when the last handler call has returned
+
+	handlers sync.WaitGroup // those that run beside the subscription, see Subscribe
 }
 
 // Subscribe calls fn for each message, in order, on one goroutine per
 // subscription. queue "" means no group. What waits for fn may take 256 MiB;
-// beyond it messages are dropped, and that is logged.
+// beyond it messages are dropped, and that is logged. Where a guard judges
+// messages, those of a group are judged and handled side by side, in any order.
 func (b *Bus) Subscribe(subject, queue string, fn func(Msg)) (*Subscription, error) {
-	return b.subscribe(subject, queue, func(m *nats.Msg) { fn(fromNATS(b.nc, m)) })
+	var s *Subscription
+	reader := b.readers.Add(1)
+	made, slots := make(chan struct{}), make(chan struct{}, judging)
+	handle := func(nm *nats.Msg) {
+		m := fromNATS(b.nc, nm)
+		g := b.guard.Load()
+		switch {
+		case g == nil || g.Message == nil:
+			fn(m)
+		case queue == "":
+			b.guarded(m, reader, fn)
+		default:
+			<-made
+			slots <- struct{}{}
+			s.handlers.Go(func() {
+				defer func() { <-slots }()
+				b.guarded(m, Shared, fn)
+			})
+		}
+	}
+	s, err := b.subscribe(subject, queue, handle)
+	close(made)
+	return s, err
 }
 
 func (b *Bus) subscribe(subject, queue string, fn nats.MsgHandler) (*Subscription, error) {
@@ -121,7 +147,10 @@ func (b *Bus) subscribe(subject, queue string, fn nats.MsgHandler) (*Subscriptio
 		return nil, fmt.Errorf("subscribe %s: %w", subject, mapError(err))
 	}
 	s := &Subscription{b: b, sub: sub, done: make(chan struct{})}
-	sub.SetClosedHandler(func(string) { close(s.done) })
+	sub.SetClosedHandler(func(string) {
+		s.handlers.Wait()
+		close(s.done)
+	})
 	if err := sub.SetPendingLimits(pendingMessages, pendingBytes); err != nil {
 		return nil, fmt.Errorf("subscribe %s: %w", subject, mapError(err))
 	}

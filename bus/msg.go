@@ -47,6 +47,24 @@ func (m Msg) Respond(data []byte, h Header) error {
 	return wrap("respond", m.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header(h), Data: data}))
 }
 
+// RespondAt answers a request with a message that wants an answer itself, at
+// the subject confirm.
+func (m Msg) RespondAt(confirm string, data []byte, h Header) error {
+	if m.Reply == "" || m.nc == nil || strings.HasPrefix(m.Reply, ackPrefix) {
+		return nil
+	}
+	return wrap("respond", m.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Reply: confirm, Header: nats.Header(h), Data: data}))
+}
+
+// Unheard reports whether m is the server's word that nobody listens where a
+// request was sent.
+func (m Msg) Unheard() bool { return len(m.Data) == 0 && m.Header.Get(statusHeader) == noResponders }
+
+const (
+	statusHeader = "Status"
+	noResponders = "503"
+)
+
 func fromNATS(nc *nats.Conn, m *nats.Msg) Msg {
 	return Msg{Subject: m.Subject, Reply: m.Reply, Header: Header(m.Header), Data: m.Data, nc: nc}
 }

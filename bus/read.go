@@ -104,6 +104,9 @@ func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (Msg, error) {
 	return b.leaderGet(ctx, stream, getRequest{Seq: seq})
 }
 
+// maxRead is how many messages are asked for at once.
+const maxRead = 1024
+
 // History returns the messages of subject (which may have wildcards) from
 // fromSeq on, at most limit, in ascending stream sequence, and whether there
 // are more. The leader has the last word on what is the end.
@@ -116,7 +119,7 @@ func (b *Bus) History(ctx context.Context, stream, subject string, fromSeq uint6
 	next := max(fromSeq, 1)
 	msgs := make([]Msg, 0, min(limit, 64))
 	for len(msgs) < limit {
-		got, _, err := b.directBatch(ctx, stream, getRequest{NextFor: subject, Seq: next, Batch: limit - len(msgs)})
+		got, _, err := b.directBatch(ctx, stream, getRequest{NextFor: subject, Seq: next, Batch: min(limit-len(msgs), maxRead)})
 		if err != nil {
 			return nil, false, fmt.Errorf("history of %s: %w", subject, err)
 		}

@@ -28,6 +28,9 @@ type Service struct {
 	Metadata                   map[string]string
 	Endpoints                  []Endpoint
 	Concurrency                int // handlers at a time, default 1024
+	// Figures, if set, are what the service tells of itself beside the counts of
+	// its endpoints: member data of its statistics.
+	Figures func() any
 }
 
 // Endpoint answers the requests on Subject (which may have wildcards) with
@@ -75,6 +78,22 @@ func (b *Bus) ServiceDurability(ctx context.Context, name string) (Durability, e
 		return Durability{}, fmt.Errorf("ask service %s: %w: it does not say how its servers sync", name, ErrNotFound)
 	}
 	return Durability{SyncAlways: always, Embedded: embedded}, nil
+}
+
+// ServiceLives reports whether a service of that name runs anywhere.
+func (b *Bus) ServiceLives(ctx context.Context, name string) (bool, error) {
+	subject, err := micro.ControlSubject(micro.PingVerb, name, "")
+	if err != nil {
+		return false, fmt.Errorf("look for service %s: %w", name, err)
+	}
+	_, err = b.Request(ctx, subject, nil, nil)
+	if errors.Is(err, ErrNoResponders) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for service %s: %w", name, err)
+	}
+	return true, nil
 }
 
 // idleHandlers is how many goroutines wait for the next requests.
@@ -148,7 +167,7 @@ func (r *service) subscribe() error {
 	}
 	for verb, answer := range map[micro.Verb]func() any{
 		micro.PingVerb: func() any { return micro.Ping{ServiceIdentity: r.identity(), Type: micro.PingResponseType} },
-		micro.InfoVerb: func() any { return r.info() }, micro.StatsVerb: func() any { return r.statistics() },
+		micro.InfoVerb: func() any { return r.info() }, micro.StatsVerb: func() any { return r.told() },
 	} {
 		for _, to := range [][2]string{{}, {r.cfg.Name}, {r.cfg.Name, r.id}} {
 			subject, err := micro.ControlSubject(verb, to[0], to[1])
@@ -197,6 +216,9 @@ func (r *service) call(e Endpoint, m Msg) (data []byte, err error) {
 			err = fmt.Errorf("endpoint panicked: %v", p)
 		}
 	}()
+	if err := r.b.admit(r.work, m, Shared); err != nil {
+		return nil, err
+	}
 	return e.Handle(r.work, m)
 }
 
@@ -295,6 +317,71 @@ func (r *service) statistics() micro.Stats {
 		s.Endpoints[i] = &e
 	}
 	return s
+}
+
+// toldStats are statistics with the service's own figures.
+type toldStats struct {
+	micro.Stats
+	Data any `json:"data,omitempty"`
+}
+
+func (r *service) told() toldStats {
+	s := toldStats{Stats: r.statistics()}
+	if r.cfg.Figures != nil {
+		s.Data = r.cfg.Figures()
+	}
+	return s
+}
+
+// ServiceFigures is what an instance of a service tells of itself.
+type ServiceFigures struct {
+	ID      string
+	Started time.Time
+	Data    json.RawMessage // of Service.Figures
+}
+
+// figuresQuiet ends the wait for further instances, figuresFirst that for any.
+const (
+	figuresQuiet = 300 * time.Millisecond
+	figuresFirst = 2 * time.Second
+)
+
+// ServiceFigures asks every running instance of a service, and waits until no
+// further one answers. None is ErrNoResponders.
+func (b *Bus) ServiceFigures(ctx context.Context, name string) ([]ServiceFigures, error) {
+	subject, err := micro.ControlSubject(micro.StatsVerb, name, "")
+	if err != nil {
+		return nil, fmt.Errorf("ask service %s: %w", name, err)
+	}
+	c, err := b.Converse(subject, nil, nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask service %s: %w", name, err)
+	}
+	defer c.Close()
+	var all []ServiceFigures
+	for patience := figuresFirst; ; patience = figuresQuiet {
+		waiting, cancel := context.WithTimeout(ctx, patience)
+		m, err := c.Next(waiting)
+		cancel()
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("ask service %s: %w", name, mapError(ctx.Err()))
+		case errors.Is(err, ErrTimeout) && len(all) > 0:
+			return all, nil
+		default:
+			return nil, fmt.Errorf("ask service %s: %w", name, err)
+		}
+		var s struct {
+			ID      string          `json:"id"`
+			Started time.Time       `json:"started"`
+			Data    json.RawMessage `json:"data"`
+		}
+		if err := json.Unmarshal(m.Data, &s); err != nil {
+			return nil, fmt.Errorf("ask service %s: %w", name, err)
+		}
+		all = append(all, ServiceFigures{ID: s.ID, Started: s.Started, Data: s.Data})
+	}
 }
 
 func (r *service) count(i int, took time.Duration, h nats.Header) {

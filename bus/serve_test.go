@@ -141,3 +141,24 @@ func TestServeConcurrency(t *testing.T) {
 	wg.Wait()
 	<-stopped
 }
+
+func TestServiceLives(t *testing.T) {
+	t.Parallel()
+	s := bustest.New(t)
+	b := s.Connect(t)
+	lives := func(want bool) {
+		t.Helper()
+		if got, err := b.ServiceLives(t.Context(), "fleet"); err != nil || got != want {
+			t.Errorf("ServiceLives = %v, %v, want %v", got, err, want)
+		}
+	}
+	lives(false)
+	stop := serve(t, s.Connect(t), func(context.Context, bus.Msg) ([]byte, error) { return nil, nil })
+	lives(true)
+	stop()
+	lives(false)
+	s.Close()
+	if _, err := b.ServiceLives(t.Context(), "fleet"); err == nil {
+		t.Error("no error without a server")
+	}
+}

@@ -36,7 +36,7 @@ type Provisioning struct {
 const MinRoom = 256 << 20
 
 // buckets counts the streams of BucketMaxBytes.
-const buckets = 11
+const buckets = 15
 
 // sizes are the byte limits of the streams.
 type sizes struct {

@@ -35,7 +35,7 @@ type asset struct {
 
 // catalogue is the one table of everything that is stored.
 func catalogue(p Provisioning, size sizes) []asset {
-	return slices.Concat(taskAssets(p, size), sessionAssets(p, size), meshAssets(p, size))
+	return slices.Concat(taskAssets(p, size), sessionAssets(p, size), meshAssets(p, size), scheduleAssets(p, size))
 }
 
 // taskAssets are what tasks and agents are kept in.
@@ -137,6 +137,13 @@ func sessionAssets(p Provisioning, size sizes) []asset {
 		{keepSize: keep, stream: bucket(subjects.BucketWorkers, "workers", "What workers remember together: keys, positions", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
+		{keepSize: keep, stream: bucket(subjects.BucketIdentities, "callout", "Who may connect and sign, with sealed keys", jetstream.StreamConfig{
+			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		})},
+		// Twice the window in which a signature counts, and a little.
+		{keepSize: keep, stream: bucket(subjects.BucketNonces, "workers", "Signatures that were used, until they count no longer", jetstream.StreamConfig{
+			MaxAge: 11 * time.Minute, AllowMsgTTL: true, MaxBytes: size.bucket,
+		})},
 		{keepSize: keep, stream: jetstream.StreamConfig{
 			Name:        subjects.StreamLog,
 			Description: "Log lines of workers, until the audit has taken them over",
@@ -153,6 +160,9 @@ func sessionAssets(p Provisioning, size sizes) []asset {
 			MaxBytes:    size.audit,
 			Metadata:    map[string]string{"writer": "audit"},
 		}},
+		{keepSize: keep, stream: bucket(subjects.BucketA2E, "a2e", "Sessions of agents that use the fleet as their environment, 24 h", jetstream.StreamConfig{
+			MaxAge: day, AllowMsgTTL: true, MaxBytes: size.bucket,
+		})},
 		{keepSize: keep, stream: objects(subjects.ObjectsOutputs, "sessions", "Large outputs of sessions, in parts", size.bucket)},
 	}
 }
@@ -204,6 +214,26 @@ func meshAssets(p Provisioning, size sizes) []asset {
 			AllowAtomicPublish: true,
 			RePublish:          &jetstream.RePublish{Source: subjects.MeshStatePattern, Destination: "fleet.meshack.{{wildcard(1)}}.{{wildcard(2)}}"},
 			Metadata:           map[string]string{"writer": "mesh"},
+		}},
+	}
+}
+
+// scheduleAssets are the records of schedules, and their timers: three small
+// messages per schedule at most, so the records' bound is theirs too. A stream
+// with timers cannot refuse what is new, so it must never be full.
+func scheduleAssets(p Provisioning, size sizes) []asset {
+	return []asset{
+		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketSchedules, "schedules", "Schedules, and how far they have come", jetstream.StreamConfig{
+			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		})},
+		{stream: jetstream.StreamConfig{
+			Name:              subjects.StreamTimers,
+			Description:       "When schedules are due next, as message schedules, and when they were last; written by schedules workers and by JetStream",
+			Subjects:          []string{subjects.TimerPattern, subjects.TickPattern},
+			MaxMsgsPerSubject: 1,
+
+			AllowMsgSchedules: true, AllowRollup: true,
+			Metadata: map[string]string{"writer": "schedules"},
 		}},
 	}
 }

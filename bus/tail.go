@@ -43,6 +43,9 @@ type Tail struct {
 	// Handle is called for each message, never concurrently with itself or
 	// CaughtUp. While it runs, the server waits.
 	Handle func(Msg)
+	// Refused is called instead for what the guard does not admit; nil: it is
+	// passed over.
+	Refused func(Msg, error)
 	// CaughtUp is called once, when everything that was stored before Tail
 	// began has been handled, at once for an empty stream. lastSeq is the
 	// stream's last sequence at the beginning, or the last one handled when
@@ -270,10 +273,15 @@ func (c *tailConsumer) receive(m *nats.Msg) {
 	r.b.hear(r.Stream, d.stream)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.Handle(Msg{
+	msg := Msg{
 		Subject: m.Subject, Header: Header(m.Header), Data: m.Data, Stream: r.Stream,
 		Seq: d.stream, Time: unixNano(d.time), Delivered: d.delivered, Pending: d.pending, nc: r.b.nc,
-	})
+	}
+	if err := r.b.admitStored(msg); err == nil {
+		r.Handle(msg)
+	} else if r.Refused != nil {
+		r.Refused(msg, err)
+	}
 	r.last = d.stream
 	if d.pending == 0 || d.stream >= r.target {
 		r.nowCaughtUp()

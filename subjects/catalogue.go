@@ -31,8 +31,9 @@ const (
 	HeaderWriteID   = "Fleet-Write-Id"  // tells one's own write from another's
 	HeaderAgent     = "Fleet-Agent"     // who sends, for readers; the subject proves it
 	HeaderSession   = "Fleet-Session"   // the session it belongs to
-	HeaderTimestamp = "Fleet-Timestamp" // what the signature covers
-	HeaderSignature = "Fleet-Signature" // HMAC of agent, session and timestamp
+	HeaderTask      = "Fleet-Task"      // the task whose result it brings
+	HeaderTimestamp = "Fleet-Timestamp" // when it was signed
+	HeaderSignature = "Fleet-Signature" // see package subjects/identity
 	HeaderWriter    = "Fleet-Writer"    // the worker that wrote a record
 )
 
@@ -79,7 +80,7 @@ func Catalogue() []Entry {
 			Writer: "registry", Readers: "orchestrator, operator",
 			Description: "An instance went live, was lost, drains or was resumed.",
 		},
-	}, apiEntries()...), slices.Concat(taskEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), auditEntries())...)
+	}, apiEntries()...), slices.Concat(taskEntries(), a2aEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), scheduleEntries(), auditEntries(), identityEntries(), a2eEntries())...)
 }
 
 // apiEntries are the endpoints of the micro service "fleet".
@@ -118,6 +119,7 @@ func apiEntries() []Entry {
 		{"run", "get", "Ref → RUN_RECORD", "orchestrator", "runs", "How far a run has come."},
 		{"run", "list", "– → List", "orchestrator", "runs", "The runs that live and those that ended lately."},
 		{"run", "output", "Ref → Output", "orchestrator", "runs", "The document of a run that has ended."},
+		{"run", "part", "PartRef → Part", "orchestrator", "runs", "A part of it, of any size: the same bytes each time."},
 		{"run", "cancel", "Ref → RUN_RECORD", "orchestrator", "runs", "End a run, and its tasks."},
 		{"run", "pause", "Ref → RUN_RECORD", "orchestrator", "runs", "Begin nothing more; what is under way goes on."},
 		{"run", "resume", "Ref → RUN_RECORD", "orchestrator", "runs", "Go on with a paused run."},
@@ -160,15 +162,15 @@ func runEntries() []Entry {
 			Description: "How far a run has come: the truth about it, written by compare-and-set.",
 		},
 		{
-			Pattern: "fleet.runevent.<run>", Message: "RUN_RECORD",
-			Writer: "stream", Readers: "operator, dashboard",
-			Description: "Each record once it is stored. Best effort: run get has the last one.",
+			Pattern: "fleet.runevent.<run>", Message: "RUN_RECORD or RUN_OUTPUT",
+			Writer: "stream, runs", Readers: "operator, dashboard",
+			Description: "Each record once it is stored, then the document (Fleet-Kind output) if a message holds it. Best effort: run get and run output have both.",
 		},
 		{
-			Pattern: "fleet.runresult.<run>.<task>", Message: "TASK_RESULT",
+			Pattern: "fleet.runresult.<run>.<task>", Message: "TASK_RESULT or Chunk",
 			Writer: "runs", Readers: "runs",
 			Kept: "40 days", Stream: StreamRuns,
-			Description: "What a task of a run has come to.",
+			Description: "What a task of a run has come to; of a fan-out, chunk by chunk, what its items have.",
 		},
 	}
 }
@@ -265,6 +267,22 @@ func taskEntries() []Entry {
 			Writer: "bus", Readers: "operator",
 			Kept: "7 days", Stream: StreamDLQ,
 			Description: "What nobody could handle, under its old subject, with the reason in headers Fleet-Dead-*.",
+		},
+	}
+}
+
+// a2aEntries are the subjects of A2A over NATS.
+func a2aEntries() []Entry {
+	return []Entry{
+		{
+			Pattern: "fleet.a2a.<from>.<operation>", Message: "A2A request → frames",
+			Writer: "orchestrator", Readers: "gateway",
+			Description: "An operation of A2A 1.0, in ProtoJSON; see a2a-over-nats.md for the frames that answer it.",
+		},
+		{
+			Pattern: "fleet.a2a.<from>.confirm.<replica>.<call>", Message: "–",
+			Writer: "orchestrator", Readers: "gateway",
+			Description: "The caller has read so far: it confirms an alive frame of a call.",
 		},
 	}
 }

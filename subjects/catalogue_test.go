@@ -56,6 +56,8 @@ func TestCatalogue(t *testing.T) {
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	api := []string{
+		"fleet.a2a.bob.*", "fleet.a2a.bob.confirm.*.*",
+		"fleet.api.bob.a2e.call", "fleet.api.bob.a2e.handshake",
 		"fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
 		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
 		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
@@ -63,8 +65,10 @@ func TestPermissions(t *testing.T) {
 		"fleet.api.bob.session.delete", "fleet.api.bob.session.fetch", "fleet.api.bob.session.get",
 		"fleet.api.bob.session.handshake", "fleet.api.bob.session.list", "fleet.api.bob.session.put",
 		"fleet.api.bob.session.update",
+		"fleet.api.bob.schedule.create", "fleet.api.bob.schedule.get", "fleet.api.bob.schedule.list", "fleet.api.bob.schedule.pause",
+		"fleet.api.bob.schedule.remove", "fleet.api.bob.schedule.resume", "fleet.api.bob.schedule.run",
 		"fleet.api.bob.run.cancel", "fleet.api.bob.run.get", "fleet.api.bob.run.list", "fleet.api.bob.run.output",
-		"fleet.api.bob.run.pause", "fleet.api.bob.run.resume", "fleet.api.bob.run.retry", "fleet.api.bob.run.start",
+		"fleet.api.bob.run.part", "fleet.api.bob.run.pause", "fleet.api.bob.run.resume", "fleet.api.bob.run.retry", "fleet.api.bob.run.start",
 		"fleet.api.bob.mesh.get", "fleet.api.bob.mesh.inbox", "fleet.api.bob.mesh.send", "fleet.api.bob.mesh.thread",
 		"fleet.api.bob.mesh.wait", "fleet.mesh.*.bob",
 	}
@@ -94,7 +98,8 @@ func TestPermissions(t *testing.T) {
 				"fleet.api.bob.escalation.ack", "fleet.api.bob.escalation.answer", "fleet.api.bob.escalation.cancel",
 				"fleet.api.bob.escalation.complete", "fleet.api.bob.escalation.get", "fleet.api.bob.escalation.list",
 				"fleet.api.bob.escalation.reassign", "fleet.api.bob.escalation.retry", "fleet.api.bob.escalation.silence",
-				"fleet.api.bob.escalation.status", "fleet.api.bob.task.resume",
+				"fleet.api.bob.escalation.status", "fleet.api.bob.identity.add", "fleet.api.bob.identity.get", "fleet.api.bob.identity.list",
+				"fleet.api.bob.identity.revoke", "fleet.api.bob.identity.rotate", "fleet.api.bob.task.resume",
 				"fleet.api.bob.webhook.drop", "fleet.api.bob.webhook.get", "fleet.api.bob.webhook.list",
 				"fleet.api.bob.webhook.replay", "fleet.api.bob.webhook.status",
 			}, api...),
@@ -154,6 +159,7 @@ func TestPermissionsOfLeaf(t *testing.T) {
 			want[i] = own + ".>"
 		}
 	}
+	want = slices.DeleteFunc(want, func(p string) bool { return p == "fleet.a2a.bob.confirm.*.>" }) // part of fleet.a2a.bob.>
 	want = append(want, "_INBOX.>")
 	slices.Sort(want)
 	publish, got := subjects.Permissions(subjects.RoleLeaf, "bob")

@@ -42,8 +42,8 @@ func sessionEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.contextnews.<session>", Message: "headers only",
-			Writer: "stream", Readers: "sessions",
-			Description: "A context has a new version: whoever waits for it reads it now.",
+			Writer: "stream", Readers: "sessions, runs",
+			Description: "A context has a new version: whoever waits for it reads it now. Fleet-Task says of which task.",
 		},
 	}
 	for _, e := range []struct{ verb, message, description string }{

@@ -24,12 +24,14 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats-server/v2/server/ats"
+	"github.com/nats-io/nkeys"
 
 	"parley/bus"
 )
@@ -119,6 +121,54 @@ func Users(users ...User) Option {
 	}
 }
 
+// AccountKey makes an account's key: its seed and its public half.
+func AccountKey(tb testing.TB) (seed, public string) {
+	tb.Helper()
+	pair, err := nkeys.CreateAccount()
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	s, err := pair.Seed()
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	if public, err = pair.PublicKey(); err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	return string(s), public
+}
+
+// Callout makes a server ask who may connect, except for users, who are let in
+// by their passwords. It believes whoever has issuer's seed, and encrypts for
+// xkey unless that is empty.
+func Callout(issuer, xkey string, users ...User) Option {
+	return func(o *server.Options) {
+		Users(users...)(o)
+		o.AuthCallout = &server.AuthCallout{Issuer: issuer, XKey: xkey, Account: "$G"}
+		for _, u := range users {
+			o.AuthCallout.AuthUsers = append(o.AuthCallout.AuthUsers, u.Name)
+		}
+		o.AuthTimeout = 5
+	}
+}
+
+// CurveKey makes a key to encrypt for: its seed and its public half.
+func CurveKey(tb testing.TB) (seed, public string) {
+	tb.Helper()
+	pair, err := nkeys.CreateCurveKeys()
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	s, err := pair.Seed()
+	if err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	if public, err = pair.PublicKey(); err != nil {
+		tb.Fatalf("bustest: %v", err)
+	}
+	return string(s), public
+}
+
 // New starts one server.
 func New(tb testing.TB, options ...Option) *Server {
 	tb.Helper()
@@ -135,9 +185,23 @@ func NewFake(t *testing.T, options ...Option) *Server {
 	t.Helper()
 	o := baseOptions(t, "fake", options)
 	o.DontListen = true
+	o.SyncInterval = 365 * 24 * time.Hour // a day passes within a second: the disk is not to be what it waits for
+	o.StoreDir = inMemory(t, o.StoreDir)
 	s := &Server{nodes: []*node{{opts: o}}, fake: true}
 	s.start(t)
 	return s
+}
+
+// inMemory is a directory that needs no disk, where the system has such;
+// otherwise dir.
+func inMemory(t *testing.T, dir string) string {
+	t.Helper()
+	mem, err := os.MkdirTemp("/dev/shm", "parley-test-") //nolint:usetesting // that is on a disk
+	if err != nil {
+		return dir
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(mem) })
+	return mem
 }
 
 // NewCluster starts n servers that form a cluster with a leader.

@@ -41,6 +41,9 @@ type Options struct {
 	MaxPayload int32 // bytes of a message with its headers, default 4 MiB
 	DontListen bool  // in-process connections only
 
+	// Callout makes the server ask who may connect; nil: everybody may.
+	Callout *Callout
+
 	Log   *slog.Logger // nil discards
 	Quiet bool         // only warnings and errors to Log
 }
@@ -105,6 +108,9 @@ func (s *Server) start(o Options) error {
 		MaxPayload: o.MaxPayload, MaxPending: 256 << 20,
 		JetStream: true, StoreDir: o.Dir, JetStreamMaxStore: cmp.Or(o.StoreLimit, -1),
 		SyncAlways: !o.NoSyncAlways, SyncInterval: o.SyncInterval,
+	}
+	if o.Callout != nil {
+		o.Callout.options(s.opts)
 	}
 	ns, err := server.NewServer(s.opts)
 	if err != nil {

@@ -93,6 +93,13 @@ of them) and so on, the answer on standard output, progress on standard error.`,
 
 // runAgent is an agent's life.
 func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) error {
+	me, err := a.identity()
+	if err != nil {
+		return err
+	}
+	if f.id == "" && me != nil {
+		f.id = string(me.AgentID)
+	}
 	id, err := subjects.ParseAgentID(f.id)
 	switch {
 	case f.id == "":
@@ -134,18 +141,22 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	}
 	defer free()
 	cfg.Spool = spool
-	return a.beAgent(ctx, cfg)
+	return a.beAgent(ctx, cfg, me)
 }
 
 // beAgent connects an agent and runs it until ctx ends.
-func (a *app) beAgent(ctx context.Context, cfg agent.Config) error {
+func (a *app) beAgent(ctx context.Context, cfg agent.Config, me *myself) error {
 	bc := a.busConfig("parley agent "+string(cfg.ID), cfg.ID)
+	if err := me.use(&bc, cfg.ID); err != nil {
+		return err
+	}
 	bc.Log = cfg.Log.With(slog.String("component", "bus"))
 	b, err := bus.Connect(ctx, bc)
 	if err != nil {
 		return a.noServer(err)
 	}
 	defer b.Close()
+	me.sign(b)
 	cfg.Bus = b
 	w, err := agent.New(cfg)
 	if err != nil {

@@ -44,13 +44,24 @@ func (a *app) busConfig(name string, id subjects.AgentID) bus.Config {
 
 // connect reaches the fleet as a client.
 func (a *app) connect(ctx context.Context) (*client, error) {
+	me, err := a.identity()
+	if err != nil {
+		return nil, err
+	}
+	if me != nil && a.conf.As == defaultConfig(a.getenv).As {
+		a.conf.As = string(me.AgentID)
+	}
 	cfg := a.busConfig("parley "+a.conf.As, subjects.AgentID(a.conf.As))
+	if err := me.use(&cfg, subjects.AgentID(a.conf.As)); err != nil {
+		return nil, err
+	}
 	cfg.ConnectTimeout = min(cfg.ConnectTimeout, 2*time.Second)
 	cfg.Log = a.clientLog()
 	b, err := bus.Connect(ctx, cfg)
 	if err != nil {
 		return nil, a.noServer(err)
 	}
+	me.sign(b)
 	return &client{
 		bus: b, from: subjects.AgentID(a.conf.As), timeout: time.Duration(a.conf.Timeout), server: a.serverName(),
 	}, nil
@@ -74,7 +85,7 @@ func (a *app) noServer(err error) error {
 	}
 	if errors.Is(err, bus.ErrDenied) {
 		p.what, p.exit = "NATS at "+a.serverName()+" does not let us in (auth_failed)", codeExit(subjects.CodeAuthFailed)
-		return p.next("give --creds, --nkey, --user and --password, or --context NAME")
+		return p.next("give --identity, --creds, --nkey, --user and --password, or --context NAME")
 	}
 	if errors.Is(err, bus.ErrTLS) {
 		return p.next("--tlsca names the authority that the server's certificate is of, --tlscert and --tlskey a certificate of your own; a server that speaks TLS first needs --tlsfirst")
@@ -160,11 +171,15 @@ func (c *client) unanswered(err error, noun, verb string) error {
 		worker = "webhooks"
 	case noun == "audit":
 		worker = "audit"
+	case noun == "identity":
+		worker = "callout"
 	case noun == "session":
 		worker = "sessions"
 	case noun == "run":
 		worker = "runs"
-	case noun == "mesh":
+	case noun == "schedule":
+		worker = "schedules"
+	case noun == "mesh", noun == "a2e":
 		worker = noun
 	}
 	p := &problem{exit: codeExit(subjects.CodeUnavailable), err: err}

@@ -20,6 +20,7 @@ import (
 	policy "parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/workers/callout"
 	"parley/workers/escalation"
 	"parley/workers/webhooks"
 )
@@ -42,6 +43,9 @@ type config struct {
 	TLSFirst    bool   `envconfig:"PARLEY_TLSFIRST" json:"tlsfirst" flag:"tlsfirst" desc:"begin with TLS before the server says anything"`
 	InboxPrefix string `envconfig:"PARLEY_INBOX_PREFIX" nats:"NATS_INBOX_PREFIX" json:"inbox_prefix" flag:"inbox-prefix" desc:"subject prefix of replies"`
 	Timeout     span   `envconfig:"PARLEY_TIMEOUT" json:"timeout" flag:"timeout" desc:"how long to wait for a connection and for a reply"`
+
+	Identity    string `envconfig:"PARLEY_IDENTITY" json:"identity" flag:"identity" desc:"file with your identity, of parley identity add: you connect by it, and what you send is signed"`
+	IdentityKey string `envconfig:"PARLEY_IDENTITY_KEY" json:"identity_key" flag:"identity-key" desc:"its key alone, instead of a file; better set in the environment than as a flag"`
 
 	As        string `envconfig:"PARLEY_AS" json:"as" flag:"as" desc:"who you are; operator sees all tasks, others their own"`
 	Output    string `envconfig:"PARLEY_OUTPUT" json:"output" flag:"output" short:"o" desc:"table, wide, json or jsonl"`
@@ -67,6 +71,7 @@ type config struct {
 	HTTPKey       string   `envconfig:"PARLEY_HTTP_KEY" json:"http_key" flag:"http-key" desc:"file with its key"`
 	HTTPCA        string   `envconfig:"PARLEY_HTTP_CLIENT_CA" json:"http_client_ca" flag:"http-client-ca" desc:"file with the authority of client certificates, which then say who calls"`
 	A2AURL        string   `envconfig:"PARLEY_A2A_URL" json:"a2a_url" flag:"a2a-url" desc:"where A2A clients reach the gateway, for its cards; as each request says when empty"`
+	A2ANATS       string   `envconfig:"PARLEY_A2A_NATS_URL" json:"a2a_nats_url" flag:"a2a-nats-url" desc:"where A2A clients reach NATS, for the gateway's cards; parley up knows its own; without it cards do not name the NATS binding"`
 	A2AName       string   `envconfig:"PARLEY_A2A_NAME" json:"a2a_name" flag:"a2a-name" desc:"name of the fleet in its A2A card"`
 	A2ATokens     string   `envconfig:"PARLEY_A2A_TOKENS" json:"a2a_tokens" flag:"a2a-tokens" desc:"file with a line 'caller token' for each A2A caller; the token is a bearer token or API key"`
 	A2AIssuer     string   `envconfig:"PARLEY_A2A_ISSUER" json:"a2a_issuer" flag:"a2a-issuer" desc:"OpenID provider whose tokens say who calls"`
@@ -77,7 +82,23 @@ type config struct {
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
 	Monitor       []string `envconfig:"PARLEY_MONITOR" json:"monitor" flag:"monitor" desc:"monitoring pages of the NATS servers, such as http://n1:8222, comma separated: what they say of syncing is held against --sync"`
-	Grace         span     `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
+	A2EListen     string   `envconfig:"PARLEY_A2E_LISTEN" json:"a2e_listen" flag:"a2e-listen" desc:"where agents connect that use the fleet as their A2E environment: host:port or unix:/path; none when empty"`
+	A2ETokens     string   `envconfig:"PARLEY_A2E_TOKENS" json:"a2e_tokens" flag:"a2e-tokens" desc:"file with a line 'agent token' for each A2E agent; that of --a2a-tokens when empty"`
+	A2EParallel   int      `envconfig:"PARLEY_A2E_MAX_PARALLEL" json:"a2e_max_parallel" flag:"a2e-max-parallel" desc:"tasks and runs that an A2E session may have under way; 0 is 4"`
+	MCP           bool     `envconfig:"PARLEY_MCP" json:"mcp" flag:"mcp" desc:"serve MCP at /mcp of the HTTP port, to those who may call the A2A gateway"`
+	// MCPEscalations is for parley mcp, too.
+	MCPEscalations  bool `envconfig:"PARLEY_MCP_ESCALATIONS" json:"mcp_escalations" flag:"mcp-escalations" desc:"offer MCP clients the tool that decides for a human about what waits for one"`
+	MetricsLog      bool `envconfig:"PARLEY_METRICS_LOG" json:"metrics_log" flag:"metrics-log" desc:"write the figures of this process into its log, regularly"`
+	MetricsInterval span `envconfig:"PARLEY_METRICS_INTERVAL" json:"metrics_interval" flag:"metrics-interval" desc:"how often"`
+	Grace           span `envconfig:"PARLEY_GRACE" json:"grace" flag:"grace" desc:"time to finish what is in hand after a signal to stop"`
+
+	RequireSignatures bool   `envconfig:"PARLEY_REQUIRE_SIGNATURES" json:"require_signatures" flag:"require-signatures" desc:"take only messages that are signed; the same for all workers of a fleet"`
+	RequireIdentity   bool   `envconfig:"PARLEY_REQUIRE_IDENTITY" json:"require_identity" flag:"require-identity" desc:"take announces only of agents that have an identity; the same for all workers of a fleet"`
+	SealKey           string `envconfig:"PARLEY_SEAL_KEY" json:"seal_key" flag:"seal-key" desc:"what seals the secrets of identities, 32 characters or more, the same for all workers of a fleet; made and kept in the fleet where it is empty"`
+	CalloutIssuer     string `envconfig:"PARLEY_CALLOUT_ISSUER" json:"callout_issuer" flag:"callout-issuer" desc:"seed of the account key that the servers' auth_callout names as issuer; empty: no server asks"`
+	CalloutXKey       string `envconfig:"PARLEY_CALLOUT_XKEY" json:"callout_xkey" flag:"callout-xkey" desc:"seed of the curve key that their auth_callout names as xkey; empty for none"`
+	CalloutAccount    string `envconfig:"PARLEY_CALLOUT_ACCOUNT" json:"callout_account" flag:"callout-account" desc:"account of the servers that identities are let into; empty where there are no accounts"`
+	CalloutTTL        span   `envconfig:"PARLEY_CALLOUT_TTL" json:"callout_ttl" flag:"callout-ttl" desc:"how long a connection lasts before it must prove itself anew"`
 
 	WebhooksFile   string   `envconfig:"PARLEY_WEBHOOKS_FILE" json:"webhooks_file" flag:"webhooks-file" desc:"file that names webhook endpoints"`
 	WebhookURL     string   `envconfig:"PARLEY_WEBHOOK_URL" json:"webhook_url" flag:"webhook-url" desc:"address of the webhook endpoint human, where people are called"`
@@ -109,6 +130,7 @@ type config struct {
 
 	Host     string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
 	Port     int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
+	Callout  bool   `envconfig:"PARLEY_CALLOUT" json:"callout" flag:"callout" desc:"the embedded broker lets in who proves an identity of the fleet, and nobody else"`
 	Insecure bool   `envconfig:"PARLEY_INSECURE" json:"insecure" flag:"insecure" desc:"let other machines reach the embedded broker, which asks nobody who they are"`
 	Data     string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
 	Sync     string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since; parley serve wants to know what its servers do"`
@@ -128,7 +150,8 @@ func defaultConfig(getenv func(string) string) *config {
 		AlertNext: span(chain.CallNext), AckTimeout: span(chain.AckTimeout),
 		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
-		HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
+		CalloutTTL:      span(callout.DefaultTTL),
+		MetricsInterval: span(time.Minute), HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
 		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
@@ -198,6 +221,9 @@ func (c *config) check() error {
 			return usage("--%s %q: expected one of %s", s.flag, s.value, strings.Join(allowed, ", ")).next("parley help env")
 		}
 	}
+	if c.MetricsInterval <= 0 {
+		return usage("--metrics-interval %s: expected a time such as 1m", &c.MetricsInterval)
+	}
 	for _, w := range c.Workers {
 		if !slices.Contains(workerNames(), w) {
 			return usage("--workers: there is no worker %q, only %s", w, strings.Join(workerNames(), ", "))
@@ -212,6 +238,9 @@ func (c *config) check() error {
 	if c.WebhookRetries < 1 || c.WebhookBase <= 0 || c.WebhookTimeout <= 0 {
 		return usage("--webhook-retries %d, --webhook-base %s, --webhook-timeout %s: expected more than nothing",
 			c.WebhookRetries, &c.WebhookBase, &c.WebhookTimeout)
+	}
+	if c.CalloutTTL < span(time.Second) {
+		return usage("--callout-ttl %s: expected one second or more", &c.CalloutTTL)
 	}
 	for _, id := range append([]string{c.As}, c.Operators...) {
 		if _, err := subjects.ParseAgentID(id); err != nil {

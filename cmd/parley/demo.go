@@ -27,20 +27,41 @@ const (
 	demoBreath   = time.Second             // between acts, where a person reads along
 )
 
+// The stories.
+const (
+	storyFleet = "fleet"
+	storyTeam  = "team"
+)
+
 // errDemoSlow ends a demo that does not get on.
 var errDemoSlow = fmt.Errorf("the story was not over after %s", demoLimit)
 
 // newDemoCommand makes the command that shows a whole fleet at work. The
 // programs of its cast are hidden below it.
 func newDemoCommand(a *app) *cobra.Command {
+	var story string
 	cmd := &cobra.Command{
 		Use: "demo", Short: "Show a whole fleet at work", Args: cobra.NoArgs,
 		Long: `Show a whole fleet at work: an embedded broker and all workers with their data in a
 temporary directory, three agents as processes of their own, and a story of eight
 acts. Whatever the story claims is checked; the demo fails if it is not so. It
-takes well under a minute and leaves nothing behind.`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd.Context()) },
+takes well under a minute and leaves nothing behind.
+
+With --story team it is another story: four agents carry out a run of four nodes,
+two of them at the same time; one fails and another takes over, and one asks
+another in the middle of its work.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch story {
+			case storyFleet:
+				return a.demo(cmd.Context(), (*demo).play)
+			case storyTeam:
+				return a.demo(cmd.Context(), (*demo).team)
+			}
+			return usage("--story %q: expected %s or %s", story, storyFleet, storyTeam)
+		},
 	}
+	cmd.Flags().StringVar(&story, "story", storyFleet, "which one to tell: fleet or team")
+	complete(cmd, "story", storyFleet, storyTeam)
 	cmd.AddCommand(a.demoAgent(), a.demoWork(), a.demoMCP())
 	return cmd
 }
@@ -57,7 +78,7 @@ type demo struct {
 }
 
 // demo plays the story and cleans up, however it ends.
-func (a *app) demo(ctx context.Context) error {
+func (a *app) demo(ctx context.Context, play func(*demo, context.Context) error) error {
 	begin := time.Now()
 	left := make(chan os.Signal, 1)
 	signal.Notify(left, syscall.SIGPIPE) // who stops reading is no reason to leave things behind
@@ -67,7 +88,7 @@ func (a *app) demo(ctx context.Context) error {
 	d := &demo{stage: stage{app: a}, agents: make(map[string]*demoAgent)}
 	err := d.prepare(life)
 	if err == nil {
-		err = d.play(life)
+		err = play(d, life)
 	}
 	interrupted := errors.Is(err, context.Canceled)
 	if err != nil && !interrupted {

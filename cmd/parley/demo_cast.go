@@ -162,6 +162,10 @@ func (a *app) demoWork() *cobra.Command {
 					return failed("read the brief: %w", err)
 				}
 			}
+			if a.getenv("PARLEY_MESSAGE_ID") != "" { // somebody asks
+				a.print(demoAnswer)
+				return nil
+			}
 			task := a.getenv("PARLEY_TASK_ID")
 			attempt, err := strconv.Atoi(a.getenv("PARLEY_ATTEMPT"))
 			if err != nil {
@@ -178,12 +182,19 @@ func (a *app) demoWork() *cobra.Command {
 				return failed("port 80 is taken")
 			}
 			a.notice("process %d is at it", os.Getpid())
+			used := ""
+			if m := demoAsks.FindSubmatch(brief); m != nil {
+				if used, err = a.askInDemo(cmd.Context(), string(m[1])); err != nil {
+					return err
+				}
+				used = " " + used
+			}
 			if err := toil(cmd.Context(), takes); err != nil {
 				return err
 			}
 			a.print(fmt.Sprintf(`It went well. {"type":"TASK_RESULT","protocol_version":"2.0","task_id":%q,`+
 				`"status":"done","tokens_spent":1200,"next_steps":[],"blocked_reason":null,`+
-				`"output":"Finished, in attempt %d."}`, task, attempt))
+				`"output":"Finished, in attempt %d.%s"}`, task, attempt, used))
 			return nil
 		},
 	}

@@ -22,10 +22,7 @@ const (
 
 // play plays every act.
 func (d *demo) play(ctx context.Context) error {
-	for i, act := range []struct {
-		title string
-		play  func(context.Context) error
-	}{
+	return d.acts(ctx, []act{
 		{"Three agents announce themselves", d.announces},
 		{"A task goes to the agent that can do it", d.matches},
 		{"Plain text is enough", d.inline},
@@ -34,7 +31,17 @@ func (d *demo) play(ctx context.Context) error {
 		{"A cancel reaches the process that works", d.cancels},
 		{"A human is called, and answers", d.asks},
 		{"Every task has one outcome", d.concludes},
-	} {
+	})
+}
+
+// act is a part of a story.
+type act struct {
+	title string
+	play  func(context.Context) error
+}
+
+func (d *demo) acts(ctx context.Context, all []act) error {
+	for i, act := range all {
 		d.breathe(ctx)
 		d.begin(i+1, act.title)
 		if err := act.play(ctx); err != nil {

@@ -30,7 +30,7 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("build parley: %v\n%s", err, out)
 	}
 	for name, test := range map[string]func(*testing.T, *exec.Cmd, string){
-		"told": testTold, "interrupted": testInterrupted, "killed": testKilled,
+		"told": testTold, "interrupted": testInterrupted, "killed": testKilled, "team": testTeam,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -72,6 +72,35 @@ func testTold(t *testing.T, cmd *exec.Cmd, dir string) {
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("the story (-want +got):\n%s", diff)
+	}
+}
+
+// testTeam hears the other story: four nodes, two at a time, a reroute and a
+// question in the middle of a node.
+func testTeam(t *testing.T, cmd *exec.Cmd, dir string) {
+	t.Helper()
+	cmd.Args = append(cmd.Args, "--story", "team")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	begin := time.Now()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("parley demo --story team: %v\n%s%s", err, out, stderr.String())
+	}
+	if took := time.Since(begin); took > time.Minute {
+		t.Errorf("it took %s", took)
+	}
+	empty(t, dir)
+	story := string(out)
+	for _, said := range []string{
+		"survey  atlas works on it", "fern failed: ", "build   moss works on it", "notes   quill works on it",
+		"quill asks atlas: What must the notes mention?", "atlas answers quill: Mention the new port", "review  atlas works on it",
+		"✓ all four have announced themselves", "✓ the run is done", "✓ build and notes were worked on at the same time",
+		"✓ fern failed at build, and moss took over", "✓ quill asked atlas in the middle of its notes", "✓ one document has what all four nodes came to",
+	} {
+		if !strings.Contains(story, said) {
+			t.Errorf("it never said %q:\n%s", said, story)
+		}
 	}
 }
 

@@ -12,10 +12,10 @@ import (
 )
 
 // liveFleet is parley up with agents, all in this process.
-func liveFleet(t *testing.T) *shell {
+func liveFleet(t *testing.T, args ...string) *shell {
 	t.Helper()
 	s := newShell(t)
-	_, url := s.up(t)
+	_, url := s.up(t, args...)
 	s.environ = append(s.environ, "NATS_URL="+url)
 	return s
 }

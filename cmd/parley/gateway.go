@@ -16,30 +16,12 @@ import (
 	"parley/subjects"
 	"parley/workers"
 	"parley/workers/gateway"
+	"parley/workers/gateway/a2anats"
 )
 
 // gateway makes the gateway as the settings say; its pages go to h.
 func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
-	c := a.conf
-	tokens, err := readTokens(c.A2ATokens)
-	if err != nil {
-		return workers.Worker{}, err
-	}
-	cfg := gateway.Config{
-		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
-		Push: true, PushEndpoint: c.A2APush,
-		Auth: gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""},
-	}
-	if len(tokens) == 0 && c.A2AIssuer == "" && c.HTTPCA == "" && !c.A2AOpen && !localOnly(c.HTTP) {
-		return workers.Worker{}, usage("--http %s can be reached from other machines, and the A2A gateway would ask nobody who they are", c.HTTP).
-			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway out of --workers")
-	}
-	if c.A2AKey != "" {
-		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {
-			return workers.Worker{}, usage("--a2a-key: %w", err)
-		}
-	}
-	w, err := gateway.New(cfg)
+	w, err := a.newGateway(b, log)
 	if err != nil {
 		return workers.Worker{}, err
 	}
@@ -47,6 +29,40 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 		h.serve(pattern, page)
 	}
 	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready}, nil
+}
+
+// newGateway wires a gateway. Without Run it still says who calls, for others
+// on its port.
+func (a *app) newGateway(b *bus.Bus, log *slog.Logger) (*gateway.Worker, error) {
+	c := a.conf
+	auth, err := a.gatewayAuth(c.HTTP, "the A2A gateway")
+	if err != nil {
+		return nil, err
+	}
+	cfg := gateway.Config{
+		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
+		Push: true, PushEndpoint: c.A2APush, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
+	}
+	if c.A2AKey != "" {
+		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {
+			return nil, usage("--a2a-key: %w", err)
+		}
+	}
+	return gateway.New(cfg)
+}
+
+// gatewayAuth is who may call, over HTTP at address, what is called what.
+func (a *app) gatewayAuth(address, what string) (gateway.Auth, error) {
+	c := a.conf
+	tokens, err := readTokens("--a2a-tokens", c.A2ATokens)
+	if err != nil {
+		return gateway.Auth{}, err
+	}
+	if len(tokens) == 0 && c.A2AIssuer == "" && c.HTTPCA == "" && !c.A2AOpen && !localOnly(address) {
+		return gateway.Auth{}, usage("--http %s can be reached from other machines, and %s would ask nobody who they are", address, what).
+			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway and a2e out of --workers")
+	}
+	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""}, nil
 }
 
 // localOnly reports whether an address is reached from this machine alone.
@@ -59,14 +75,14 @@ func localOnly(address string) bool {
 	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
-// readTokens reads a file of lines "caller token".
-func readTokens(path string) (map[string]subjects.AgentID, error) {
+// readTokens reads a file of lines "caller token", which a flag names.
+func readTokens(flag, path string) (map[string]subjects.AgentID, error) {
 	if path == "" {
 		return nil, nil //nolint:nilnil // none is a valid setting
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, usage("--a2a-tokens: %w", err)
+		return nil, usage("%s: %w", flag, err)
 	}
 	tokens := make(map[string]subjects.AgentID)
 	s := bufio.NewScanner(bytes.NewReader(data))
@@ -79,15 +95,15 @@ func readTokens(path string) (map[string]subjects.AgentID, error) {
 		token = strings.TrimSpace(token)
 		id, err := subjects.ParseAgentID(caller)
 		if err != nil || len(token) < minToken || strings.ContainsAny(token, " \t") {
-			return nil, usage("--a2a-tokens %s, line %d: expected a caller's id and a token of at least %d characters", path, n, minToken)
+			return nil, usage("%s %s, line %d: expected a caller's id and a token of at least %d characters", flag, path, n, minToken)
 		}
 		if _, twice := tokens[token]; twice {
-			return nil, usage("--a2a-tokens %s, line %d: the token is there twice", path, n)
+			return nil, usage("%s %s, line %d: the token is there twice", flag, path, n)
 		}
 		tokens[token] = id
 	}
 	if len(tokens) == 0 {
-		return nil, usage("--a2a-tokens %s names nobody", path)
+		return nil, usage("%s %s names nobody", flag, path)
 	}
 	return tokens, s.Err()
 }

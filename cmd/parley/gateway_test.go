@@ -16,7 +16,7 @@ func TestReadTokens(t *testing.T) {
 		}
 		return path
 	}
-	got, err := readTokens(write("# callers\nalice 0123456789abcdef\n\nbob  fedcba9876543210\n"))
+	got, err := readTokens("--a2a-tokens", write("# callers\nalice 0123456789abcdef\n\nbob  fedcba9876543210\n"))
 	if err != nil || len(got) != 2 || got["0123456789abcdef"] != "alice" || got["fedcba9876543210"] != "bob" {
 		t.Errorf("readTokens = %v, %v", got, err)
 	}
@@ -26,11 +26,11 @@ func TestReadTokens(t *testing.T) {
 		"not.an.id 0123456789abcdef":             "line 1",
 		"a 0123456789abcdef\nb 0123456789abcdef": "there twice",
 	} {
-		if _, err := readTokens(write(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "0123456789abcdef") {
+		if _, err := readTokens("--a2a-tokens", write(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "0123456789abcdef") {
 			t.Errorf("%q: %v, want %q and no token", text, err, want)
 		}
 	}
-	if _, err := readTokens("/nowhere"); err == nil {
+	if _, err := readTokens("--a2a-tokens", "/nowhere"); err == nil {
 		t.Error("a file that is not there is taken")
 	}
 }

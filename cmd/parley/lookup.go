@@ -10,9 +10,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"parley/subjects"
+	"parley/subjects/a2e"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 	"parley/subjects/mesh"
+	runwire "parley/subjects/run"
+	"parley/subjects/schedule"
 )
 
 func (a *app) subjectsCommand() *cobra.Command {
@@ -165,7 +168,9 @@ func (a *app) schemaCommand() *cobra.Command {
 }
 
 // schemas names the messages of every protocol that have a JSON Schema.
-func schemas() []string { return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas()) }
+func schemas() []string {
+	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), runwire.Schemas(), a2e.Schemas(), schedule.Schemas())
+}
 
 func schema(name string) ([]byte, error) {
 	switch {
@@ -173,6 +178,12 @@ func schema(name string) ([]byte, error) {
 		return handshake.Schema(name)
 	case slices.Contains(mesh.Schemas(), name):
 		return mesh.Schema(name)
+	case slices.Contains(runwire.Schemas(), name):
+		return runwire.Schema(name)
+	case slices.Contains(a2e.Schemas(), name):
+		return a2e.Schema(name)
+	case slices.Contains(schedule.Schemas(), name):
+		return schedule.Schema(name)
 	}
 	data, err := fleet.Schema(name)
 	if err != nil {

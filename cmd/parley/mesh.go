@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -57,9 +58,23 @@ func (f *letterFlags) message(a *app, args []string) (*mesh.Message, error) {
 	m := &mesh.Message{
 		Header: fleet.Header{Type: mesh.TypeMessage, ProtocolVersion: fleet.Version},
 		Action: mesh.Action(f.action), ThreadID: mesh.ThreadID(f.thread), Ref: mesh.MessageID(f.ref),
-		TaskID: subjects.TaskID(f.task), SenderName: f.name, Text: strings.TrimSpace(string(text)),
+		TaskID: subjects.TaskID(f.task), SenderName: f.name, Text: strings.TrimSpace(string(text)), Traceparent: a.trace(),
+	}
+	if budget := a.getenv("PARLEY_TOKEN_BUDGET"); budget != "" && f.task == a.getenv("PARLEY_TASK_ID") {
+		if m.TokenBudget, err = strconv.ParseInt(budget, 10, 64); err != nil {
+			return nil, usage("PARLEY_TOKEN_BUDGET: %w", err)
+		}
 	}
 	return m, nil
+}
+
+// trace is the trace that the environment names, as an agent's command has it;
+// "" where there is none, or where it is none by the rules.
+func (a *app) trace() string {
+	if t := a.getenv("TRACEPARENT"); fleet.ValidTraceparent(t) {
+		return t
+	}
+	return ""
 }
 
 // post sends a message, under an id of its own so that a repeat is the same one.

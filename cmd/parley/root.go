@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"parley/subjects"
+	"parley/workers/callout"
 )
 
 // process is what the operating system gives a command: everything that run
@@ -46,6 +47,8 @@ type app struct {
 	process
 	conf *config
 	now  func() time.Time
+
+	identities *callout.Identities // of the fleet that this process serves
 }
 
 // run carries out one command line and returns the exit code.
@@ -156,9 +159,9 @@ First steps, each in a terminal of its own:
 		}
 	}
 	add("run", a.upCommand(), a.serveCommand(), newDemoCommand(a))
-	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.sessionCommand(), a.invokeCommand(), a.meshCommand(), a.agentCommand(),
+	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.scheduleCommand(), a.sessionCommand(), a.identityCommand(), a.invokeCommand(), a.meshCommand(), a.agentCommand(), a.mcpCommand(), a.a2eCommand(),
 		a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
-	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand())
+	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand(), a.metricsCommand(), a.validateCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")
 	root.SetCompletionCommandGroupID("know")

@@ -22,7 +22,7 @@ func (a *app) runCommand() *cobra.Command {
 	bind(c.PersistentFlags(), a.conf, append([]string{"as"}, connectionFlags...)...)
 	c.AddCommand(a.runStart(), a.runGet(), a.runList(), a.runWatch(), a.runOutput(), a.runGraph(),
 		a.runChange("cancel", "End a run and its tasks"), a.runChange("pause", "Begin nothing more of a run; what is under way goes on"),
-		a.runChange("resume", "Go on with a paused run"), a.runChange("retry", "Run what has not succeeded again"))
+		a.runChange("resume", "Go on with a paused run"), a.runChange("retry", "Run what has not succeeded again"), a.runRerun())
 	return c
 }
 
@@ -80,65 +80,17 @@ func (a *app) startRun(ctx context.Context, c *client, d *runwire.Definition, wa
 	return a.followRun(ctx, c, id, file)
 }
 
-// followRun tells what happens to a run until it ends, then prints its output.
-func (a *app) followRun(ctx context.Context, c *client, id subjects.RunID, file string) error {
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	seen := map[runwire.NodeID]runwire.State{}
-	for {
-		r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: id})
-		switch {
-		case err != nil && !away(err):
-			return err
-		case err == nil:
-			a.tellNodes(&r.value, seen)
-			if r.value.State.Ended() {
-				return a.endOfRun(ctx, c, &r.value, file)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return &problem{
-				what: "interrupted; the run goes on", exit: exitInterrupted, err: ctx.Err(),
-				then: "parley run watch " + string(id) + "  or  parley run cancel " + string(id),
-			}
-		case <-tick.C:
-		}
-	}
-}
-
-// tellNodes says which nodes have come to another state.
-func (a *app) tellNodes(r *runwire.Record, seen map[runwire.NodeID]runwire.State) {
-	for i := range r.Definition.Agents {
-		name := r.Definition.Agents[i].Name()
-		n := r.Nodes[name]
-		if seen[name] == n.State || n.State == runwire.Waiting {
-			continue
-		}
-		seen[name] = n.State
-		a.notice("%s  %s %s %s", a.now().Format(time.TimeOnly), name, n.State, printable(reason(n.Reason)))
-	}
-}
-
 func (a *app) endOfRun(ctx context.Context, c *client, r *runwire.Record, file string) error {
-	out, err := c.request(ctx, subjects.API(c.from, "run", "output"), fleet.MustEncode(runwire.Ref{RunID: r.RunID}))
+	out, err := document(ctx, c, r.RunID)
+	if err == nil && file != "" {
+		if err = os.WriteFile(file, out, 0o600); err != nil {
+			err = failed("write the output: %w", err)
+		}
+	} else if err == nil {
+		err = a.printDocument(out)
+	}
 	if err != nil {
-		return c.unanswered(err, "run", "output")
-	}
-	if _, err := fleet.DecodeReply[runwire.Output](out.Data); err != nil {
 		return err
-	}
-	switch {
-	case file != "":
-		if err := os.WriteFile(file, out.Data, 0o600); err != nil {
-			return failed("write the output: %w", err)
-		}
-	case a.json():
-		if err := a.printJSON(out.Data); err != nil {
-			return err
-		}
-	default:
-		a.print(string(bytes.TrimSpace(out.Data)))
 	}
 	if r.State == runwire.Done {
 		return nil
@@ -150,24 +102,66 @@ func (a *app) endOfRun(ctx context.Context, c *client, r *runwire.Record, file s
 	return &problem{what: "the run has " + string(r.State), where: reason(r.Reason), exit: cmp.Or(codeExit(code), exitFailed), then: "parley run retry " + string(r.RunID)}
 }
 
+// document reads the document of a run that has ended, part by part.
+func document(ctx context.Context, c *client, id subjects.RunID) ([]byte, error) {
+	var all []byte
+	for {
+		p, err := call[runwire.Part](ctx, c, "run", "part", runwire.PartRef{RunID: id, Offset: int64(len(all))})
+		if err != nil {
+			return nil, err
+		}
+		if all = append(all, p.value.Data...); int64(len(all)) >= p.value.Size || len(p.value.Data) == 0 {
+			return all, nil
+		}
+	}
+}
+
+func (a *app) printDocument(data []byte) error {
+	if a.json() {
+		return a.printJSON(data)
+	}
+	a.print(string(bytes.TrimSpace(data)))
+	return nil
+}
+
 func (a *app) runWatch() *cobra.Command {
 	return &cobra.Command{
 		Use: "watch RUN", Short: "Follow a run to its end and print its output", Args: one("run id"),
+		Long: `Follow a run to its end and print its output document. On a terminal it shows the
+run as a tree that is drawn anew as things happen, elsewhere a line for each change.`,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
 			return a.followRun(ctx, c, subjects.RunID(args[0]), "")
 		}),
 	}
 }
 
+func (a *app) runRerun() *cobra.Command {
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "rerun RUN", Short: "Start a new run with the same inputs", Args: one("run id"),
+		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
+			r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: subjects.RunID(args[0])})
+			if err != nil {
+				return err
+			}
+			d := r.value.Definition
+			d.TaskID = ""
+			return a.startRun(ctx, c, &d, wait, "")
+		}),
+	}
+	cmd.Flags().BoolVarP(&wait, "wait", "w", false, "follow it to its end and print the output")
+	return cmd
+}
+
 func (a *app) runOutput() *cobra.Command {
 	return &cobra.Command{
 		Use: "output RUN", Short: "Print the output document of a run that has ended", Args: one("run id"),
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			r, err := call[runwire.Output](ctx, c, "run", "output", runwire.Ref{RunID: subjects.RunID(args[0])})
+			data, err := document(ctx, c, subjects.RunID(args[0]))
 			if err != nil {
 				return err
 			}
-			return a.printJSON(r.raw)
+			return a.printDocument(data)
 		}),
 	}
 }
@@ -189,7 +183,7 @@ func (a *app) runGet() *cobra.Command {
 			for i := range v.Definition.Agents {
 				d := &v.Definition.Agents[i]
 				n := v.Nodes[d.Name()]
-				g.add(string(d.Name()), string(n.State), string(n.AgentID), joined(d.Dependencies), n.Attempts, thousands(n.Tokens), reason(n.Reason))
+				g.add(string(d.Name()), string(n.State)+progress(n), string(n.AgentID), joined(d.Dependencies), n.Attempts, thousands(n.Tokens), nodeNote(n))
 			}
 			g.print()
 			return nil
@@ -256,40 +250,30 @@ func (a *app) runChange(verb, short string) *cobra.Command {
 func (a *app) runGraph() *cobra.Command {
 	var dot bool
 	cmd := &cobra.Command{
-		Use: "graph FILE", Short: "Print the dependencies of a definition as Mermaid, or DOT", Args: one("file"),
-		RunE: func(_ *cobra.Command, args []string) error {
+		Use: "graph FILE|RUN", Short: "Print what depends on what as Mermaid, or DOT", Args: one("file or run id"),
+		Long: `Print a definition as a graph, in the language of Mermaid or Graphviz. What is no
+file is a run, which is drawn in the colours of its states.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := os.Stat(args[0]); args[0] != "-" && err != nil && subjects.ValidToken(args[0]) {
+				return a.ask(func(ctx context.Context, c *client, _ []string) error {
+					r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: subjects.RunID(args[0])})
+					if err != nil {
+						return err
+					}
+					a.print(strings.TrimSpace(graph(&r.value.Definition, r.value.Nodes, dot)))
+					return nil
+				})(cmd, args)
+			}
 			d, err := a.definition(args[0])
 			if err != nil {
 				return err
 			}
-			a.print(strings.TrimSpace(graph(d, dot)))
+			a.print(strings.TrimSpace(graph(d, nil, dot)))
 			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&dot, "dot", false, "in the language of Graphviz")
 	return cmd
-}
-
-// graph draws a definition.
-func graph(d *runwire.Definition, dot bool) string {
-	var b strings.Builder
-	head, node, edge, tail := "flowchart LR\n", "  %s[\"%s\"]\n", "  %s --> %s\n", ""
-	if dot {
-		head, node, edge, tail = "digraph run {\n  rankdir=LR\n", "  %q [label=%q]\n", "  %q -> %q\n", "}\n"
-	}
-	b.WriteString(head)
-	for i := range d.Agents {
-		n := &d.Agents[i]
-		label := string(n.Name())
-		if n.AgentID != "" && label != string(n.AgentID) {
-			label += ": " + string(n.AgentID)
-		}
-		fmt.Fprintf(&b, node, n.Name(), label)
-		for _, dep := range n.Dependencies {
-			fmt.Fprintf(&b, edge, dep, n.Name())
-		}
-	}
-	return b.String() + tail
 }
 
 func (a *app) orchestrateCommand() *cobra.Command {

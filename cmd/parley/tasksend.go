@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -119,7 +120,7 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 		d.Task.MaxRetries = &t.retries
 	}
 	if fs.Changed("deadline") {
-		at, err := deadline(t.deadline, now)
+		at, err := moment("--deadline", t.deadline, now)
 		if err != nil {
 			return err
 		}
@@ -138,14 +139,14 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 	return nil
 }
 
-// deadline reads a time, or a duration from now.
-func deadline(s string, now time.Time) (time.Time, error) {
+// moment reads a time, or a duration from now, that a flag says.
+func moment(flag, s string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(s); err == nil {
 		return now.Add(d).UTC().Truncate(time.Millisecond), nil
 	}
 	at, err := time.Parse(time.RFC3339, s)
 	if err != nil {
-		return at, usage("--deadline %q: expected a time from now such as 30m, or one such as 2026-05-31T21:00:00Z", s)
+		return at, usage("%s %q: expected a time from now such as 30m, or one such as 2026-05-31T21:00:00Z", flag, s)
 	}
 	return at.UTC(), nil
 }
@@ -179,6 +180,7 @@ output, and its exit code tells how the task ended.`,
 			if err := t.apply(d, cmd.Flags(), a.now()); err != nil {
 				return err
 			}
+			d.Traceparent = cmp.Or(d.Traceparent, a.trace())
 			return a.ask(func(ctx context.Context, c *client, _ []string) error {
 				return a.send(ctx, c, d, wait, limit)
 			})(cmd, args)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ func (a *app) up(ctx context.Context, save string) error {
 	if err := contextName(save); err != nil {
 		return err
 	}
-	if !loopback(a.conf.Host) && !a.conf.Insecure {
+	if !loopback(a.conf.Host) && !a.conf.Insecure && !a.conf.Callout {
 		return usage("--host %s would let other machines reach a broker that asks nobody who they are", a.conf.Host).
 			next("run a NATS server with users and permissions (parley subjects --permissions prints them) and parley serve; " +
 				"or, where nobody else is on the network, add --insecure")
@@ -49,8 +50,12 @@ func (a *app) up(ctx context.Context, save string) error {
 	if err != nil {
 		return err
 	}
+	guard, nkey, err := a.askWho()
+	if err != nil {
+		return err
+	}
 	server, err := embedded.Start(embedded.Options{
-		Dir: a.conf.Data, Host: a.conf.Host, Port: a.conf.Port,
+		Callout: guard, Dir: a.conf.Data, Host: a.conf.Host, Port: a.conf.Port,
 		NoSyncAlways: !always, SyncInterval: every, Log: log.With(slog.String("component", "nats")), Quiet: true,
 	})
 	if err != nil {
@@ -58,12 +63,13 @@ func (a *app) up(ctx context.Context, save string) error {
 	}
 	defer server.Close()
 	b, err := bus.Connect(ctx, bus.Config{
-		InProcess: server, Name: "parley up", SyncAlways: server.SyncAlways(), Log: log.With(slog.String("component", "bus")),
+		InProcess: server, NKey: nkey, Name: "parley up", SyncAlways: server.SyncAlways(), Log: log.With(slog.String("component", "bus")),
 	})
 	if err != nil {
 		return err
 	}
 	defer b.Close()
+	a.conf.A2ANATS = cmp.Or(a.conf.A2ANATS, server.URL())
 	saved := ""
 	if save != "" {
 		if saved, err = saveContext(a.getenv, save, server.URL()); err != nil {
@@ -113,6 +119,11 @@ func (a *app) banner(at *addresses) {
 		return
 	}
 	nats := at.NATS + "   open: whoever reaches it may do everything"
+	next := `parley agent run --id echo --driver echo   and then   parley task send --wait "say hello"`
+	if a.conf.Callout {
+		nats = at.NATS + "   for who proves an identity"
+		next = "parley identity add ID --identity " + printable(a.operatorFile()) + "   lets somebody in"
+	}
 	if at.Context != "" {
 		nats += "   nats --context " + at.Context
 	}
@@ -129,11 +140,11 @@ func (a *app) banner(at *addresses) {
 		{"NATS", nats},
 		{"HTTP", health},
 		{"Data", data},
-		{"Next", `parley agent run --id echo --driver echo   and then   parley task send --wait "say hello"`},
+		{"Next", next},
 	} {
 		a.print(fmt.Sprintf("  %-5s %s", line[0], line[1]))
 	}
-	if !loopback(a.conf.Host) {
+	if !loopback(a.conf.Host) && !a.conf.Callout {
 		a.notice("UNSAFE: %s is reachable from other machines and asks nobody for a password", at.NATS)
 	}
 }

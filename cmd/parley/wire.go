@@ -14,22 +14,26 @@ import (
 	"parley/subjects/handshake"
 	"parley/workers"
 	"parley/workers/audit"
+	"parley/workers/callout"
 	"parley/workers/escalation"
+	"parley/workers/mcp"
 	"parley/workers/mesh"
 	"parley/workers/registry"
 	"parley/workers/router"
 	"parley/workers/runs"
+	"parley/workers/schedules"
 	"parley/workers/sessions"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"registry", "sessions", "audit", "router", "mesh", "runs", "webhooks", "escalation", "gateway"}
+	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "schedules", "webhooks", "escalation", "a2e", "gateway"}
 }
 
-// worker makes the worker called name; its pages, if it has any, go to h.
-func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
+// worker makes the worker called name; its pages, if it has any, go to h, and
+// its figures to m.
+func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *metrics) (workers.Worker, error) {
 	switch name {
 	case "router":
 		c := a.conf
@@ -45,59 +49,64 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health) (work
 		if err != nil {
 			return workers.Worker{}, err
 		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		m.add(func(f *fleet.Figures) { f.AddTasks(new(w.Figures())) })
+		return wired(w, nil)
 	case "escalation":
 		w, err := a.newEscalation(b, log, h.address())
 		if err != nil {
 			return workers.Worker{}, err
 		}
 		h.serve(escalation.LinkPath, w.Handler())
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(w, nil)
 	case "sessions":
-		w, err := sessions.New(sessions.Config{
+		return wired(sessions.New(sessions.Config{
 			Bus: b, Operators: a.operators(), MaxOutput: int64(a.conf.MaxOutput), Version: semver(), Log: log,
-		})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		}))
 	case "audit":
-		w, err := audit.New(audit.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(audit.New(audit.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log}))
+	case "callout":
+		c := a.conf
+		return wired(callout.New(callout.Config{
+			Bus: b, Identities: a.identities, Operators: a.operators(), Issuer: c.CalloutIssuer, XKey: c.CalloutXKey,
+			Account: c.CalloutAccount, TTL: time.Duration(c.CalloutTTL), Version: semver(), Log: log,
+		}))
 	case "registry":
-		w, err := registry.New(registry.Config{Bus: b, Version: semver(), Log: log})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(registry.New(registry.Config{Bus: b, Version: semver(), Log: log}))
 	case "mesh":
-		w, err := mesh.New(mesh.Config{
+		return wired(mesh.New(mesh.Config{
 			Bus: b, Operators: a.operators(), Version: semver(), Log: log,
 			Limits: mesh.Limits{MaxHops: a.conf.MeshHops, PairPerMinute: a.conf.MeshPairRate, AgentPerMinute: a.conf.MeshAgentRate},
-		})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		}))
 	case "runs":
-		w, err := runs.New(runs.Config{Bus: b, Operators: a.operators(), OutputDir: a.conf.RunOutput, Version: semver(), Log: log})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		return wired(runs.New(runs.Config{Bus: b, Operators: a.operators(), OutputDir: a.conf.RunOutput, Version: semver(), Log: log}))
+	case "schedules":
+		return wired(schedules.New(schedules.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log}))
 	case "webhooks":
 		w, err := a.newWebhooks(b, log)
 		if err != nil {
 			return workers.Worker{}, err
 		}
-		return workers.Worker{Name: name, Run: w.Run, Ready: w.Ready}, nil
+		m.add(func(f *fleet.Figures) { f.AddWebhooks(new(w.Figures())) })
+		return wired(w, nil)
+	case "a2e":
+		return a.a2e(b, log, h)
 	case "gateway":
 		return a.gateway(b, log, h)
 	}
 	return workers.Worker{}, fmt.Errorf("there is no worker %q", name)
+}
+
+// wired is a worker as a process runs it.
+func wired[W interface {
+	Name() string
+	Run(ctx context.Context) error
+	Ready() error
+}](w W, err error,
+) (workers.Worker, error) {
+	if err != nil {
+		return workers.Worker{}, err
+	}
+	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready}, nil
 }
 
 // sessionContext asks whichever sessions worker there is, in this process or in
@@ -135,14 +144,37 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 		return err
 	}
 	defer h.close()
-	all, err := a.workers(b, log, h)
+	a.identities, err = callout.Open(ctx, b, callout.Terms{
+		SealKey: a.conf.SealKey, Signed: a.conf.RequireSignatures, Strict: a.conf.RequireIdentity,
+	}, log)
+	if err != nil {
+		return failed("%w", err)
+	}
+	if err = a.firstOperator(ctx); err != nil {
+		return err
+	}
+	m := new(metrics)
+	all, err := a.workers(b, log, h, m)
 	if err != nil {
 		return err
+	}
+	if a.conf.MCP {
+		page, err := a.mcpPage(b, a.conf.HTTP, mcpAnonymous, log)
+		if err != nil {
+			return err
+		}
+		h.serve(mcp.Path, page)
 	}
 	watched := all
 	if h != nil {
 		h.checks.workers = all
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}, {Name: "canary", Run: tried.Run}}, all...) // http stops last
+	}
+	all = append([]workers.Worker{{Name: "identities", Run: a.identities.Run}}, all...)
+	if a.conf.MetricsLog {
+		all = append(all, workers.Worker{Name: "metrics", Run: func(ctx context.Context) error {
+			return m.log(ctx, log, time.Duration(a.conf.MetricsInterval))
+		}})
 	}
 	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
 		if a.getenv("GOGC") == "" && a.getenv("GOMEMLIMIT") == "" {
@@ -163,6 +195,9 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	defer stopNotice()
 	return stopped(workers.Run(ctx, time.Duration(a.conf.Grace), all...))
 }
+
+// mcpAnonymous is who calls the MCP server of a fleet that asks nobody.
+const mcpAnonymous subjects.AgentID = "mcp"
 
 // notProvisioned says what to do where the streams cannot be had.
 func (a *app) notProvisioned(err error, room int64) error {
@@ -193,12 +228,12 @@ func roughSize(n int64) string {
 
 // workers makes the settings' workers, in the order of starting, whatever the
 // settings' is.
-func (a *app) workers(b *bus.Bus, log *slog.Logger, h *health) (all []workers.Worker, err error) {
+func (a *app) workers(b *bus.Bus, log *slog.Logger, h *health, m *metrics) (all []workers.Worker, err error) {
 	for _, name := range workerNames() {
 		if !has(a.conf.Workers, name) {
 			continue
 		}
-		w, err := a.worker(name, b, log, h)
+		w, err := a.worker(name, b, log, h, m)
 		if err != nil {
 			if _, ok := errors.AsType[*problem](err); ok {
 				return nil, err

@@ -55,6 +55,7 @@ func (d *Dispatch) check(p *problems) {
 		p.add(invalid("/brief", "expected text that says what to do, got nothing").
 			WithRemedy("send a brief, or input.parts"))
 	}
+	p.Traceparent("/traceparent", d.Traceparent)
 	p.agentID("/from", d.From, false)
 	p.attempt("/attempt", d.Attempt)
 }

@@ -132,7 +132,8 @@ type Dispatch struct {
 	Requirements Requirements `json:"requirements"`
 	Deadline     *time.Time   `json:"deadline,omitempty"` // RFC 3339; absent 72 h from acceptance
 	Brief        string       `json:"brief"`
-	Input        *Input       `json:"input,omitempty"` // added; rich input from A2A
+	Input        *Input       `json:"input,omitempty"`       // added; rich input from A2A
+	Traceparent  string       `json:"traceparent,omitempty"` // added; the W3C trace that it belongs to
 
 	From    subjects.AgentID `json:"from,omitempty"`   // added, offers only: who dispatched
 	Attempt int              `json:"attempt,omitzero"` // added, offers only: from 1

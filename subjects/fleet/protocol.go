@@ -1,6 +1,10 @@
 package fleet
 
-import "parley/subjects"
+import (
+	"strings"
+
+	"parley/subjects"
+)
 
 // This file is what the other protocols of the fleet are read with: the same
 // strictness, the same words.
@@ -26,6 +30,28 @@ func (p *problems) ID(pointer string, err error) { p.id(pointer, err) }
 // Between notes a number that is out of bounds.
 func (p *problems) Between(pointer string, v, least, most float64) {
 	p.between(pointer, v, least, most)
+}
+
+// Traceparent notes a trace context that is none by W3C's rules; empty is absent.
+func (p *problems) Traceparent(pointer, v string) {
+	if v != "" && !ValidTraceparent(v) {
+		p.add(invalid(pointer, "%q is no traceparent", clip(v)).
+			WithRemedy("send version-trace-parent-flags of W3C Trace Context, or leave it out"))
+	}
+}
+
+// ValidTraceparent reports whether v names a trace as W3C's Trace Context does.
+func ValidTraceparent(v string) bool {
+	const form = "00-00000000000000000000000000000000-0000000000000000-00"
+	if len(v) != len(form) || v[:2] == "ff" || v[3:35] == form[3:35] || v[36:52] == form[36:52] {
+		return false
+	}
+	for i := range len(v) {
+		if dash := form[i] == '-'; dash != (v[i] == '-') || !dash && !strings.ContainsRune("0123456789abcdef", rune(v[i])) {
+			return false
+		}
+	}
+	return true
 }
 
 // OneOf notes a word that is not one of values; empty is absent.

@@ -180,3 +180,22 @@ func TestTypeOf(t *testing.T) {
 		}
 	}
 }
+
+// A trace is passed on if it is one by W3C's rules, and refused otherwise.
+func TestTraceparent(t *testing.T) {
+	t.Parallel()
+	const good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	for _, v := range []string{
+		good[:54], good + "0", strings.ToUpper(good), "ff" + good[2:], strings.Replace(good, "-00f067", "_00f067", 1),
+		"00-00000000000000000000000000000000-00f067aa0ba902b7-01", "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+	} {
+		_, err := fleet.DecodeDispatch([]byte(`{"brief":"x","traceparent":"` + v + `"}`))
+		if e := subjects.AsError(err); err == nil || e.Code != subjects.CodeInvalidMessage || e.Pointer != "/traceparent" {
+			t.Errorf("DecodeDispatch with traceparent %q = %v", v, err)
+		}
+	}
+	d, err := fleet.DecodeDispatch([]byte(`{"brief":"x","traceparent":"` + good + `"}`))
+	if err != nil || d.Traceparent != good || !fleet.ValidTraceparent(good) {
+		t.Errorf("DecodeDispatch = %+v, %v", d, err)
+	}
+}

@@ -214,6 +214,9 @@ const (
 	EventSessionDelete = "session_delete"
 	EventContext       = "context_append"
 	EventRefused       = "access_refused" // a token or a caller that does not count
+	EventAuthGranted   = "auth_granted"   // a connection was let in
+	EventAuthRefused   = "auth_refused"   // a connection, a message or an announce was not
+	EventIdentity      = "identity_change"
 	EventAgentDrain    = "agent_drain"
 	EventAgentResume   = "agent_resume"
 )

@@ -69,6 +69,7 @@ func (m *Message) Check(p *fleet.Problems) {
 	if m.Reply == "" {
 		m.Reply = Yes
 	}
+	p.Traceparent("/traceparent", m.Traceparent)
 	p.Between("/hops", float64(m.Hops), 0, maxHops)
 	p.Between("/attempt", float64(m.Attempt), 0, maxTokens)
 	p.Between("/ttl_seconds", m.TTLSeconds, 0, MaxTTL.Seconds())

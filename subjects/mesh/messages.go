@@ -86,6 +86,7 @@ type Message struct {
 	TokenBudget         int64           `json:"token_budget,omitzero"` // what its answer may cost; 0: no bound
 	TokensSpent         int64           `json:"tokens_spent,omitzero"` // of an answer: what it has cost
 	Error               *fleet.Reason   `json:"error,omitempty"`       // of an answer: there is none, and why
+	Traceparent         string          `json:"traceparent,omitempty"` // the W3C trace that it belongs to
 
 	// Deliveries only.
 	Attempt   int           `json:"attempt,omitzero"`   // from 1

@@ -2,7 +2,6 @@ package run
 
 import (
 	"encoding/json"
-	"strings"
 	"time"
 
 	"parley/subjects"
@@ -20,14 +19,37 @@ type Started struct {
 }
 
 // Ref asks about one run: run get, output, pause, resume, retry; and run
-// cancel, with a reason. The reply is a Record, or an Output.
+// cancel, with a reason. The reply is a Record, or an Output, which is refused
+// as payload_too_large when it does not fit into a message: run part has it.
 type Ref struct {
 	RunID  subjects.RunID `json:"run_id"`
 	Reason string         `json:"reason,omitempty"`
 }
 
 // Check adds every problem of r.
-func (r *Ref) Check(p *fleet.Problems) { token(p, "/run_id", string(r.RunID), true) }
+func (r *Ref) Check(p *fleet.Problems) { identifier(p, "/run_id", string(r.RunID), true) }
+
+// PartRef asks for a part of the document of a run that has ended: run part.
+type PartRef struct {
+	RunID  subjects.RunID `json:"run_id"`
+	Offset int64          `json:"offset,omitzero"` // in bytes
+}
+
+// Check adds every problem of r.
+func (r *PartRef) Check(p *fleet.Problems) {
+	identifier(p, "/run_id", string(r.RunID), true)
+	p.Between("/offset", float64(r.Offset), 0, 1<<53-1)
+}
+
+// Part is the reply to run part: the document's bytes from the offset on. The
+// parts of a document fit together whoever answers: its bytes are always the
+// same.
+type Part struct {
+	RunID  subjects.RunID `json:"run_id"`
+	Offset int64          `json:"offset"`
+	Size   int64          `json:"size"` // of the whole
+	Data   []byte         `json:"data"` // base64
+}
 
 // List is the reply to run list, the latest first.
 type List struct {
@@ -46,8 +68,12 @@ type Summary struct {
 	Tokens      int64            `json:"tokens_spent"`
 }
 
+// TypeOutput is the message type of an Output.
+const TypeOutput = "RUN_OUTPUT"
+
 // Output is the one document that a run ends with.
 type Output struct {
+	fleet.Header
 	RunID       subjects.RunID `json:"run_id"`
 	TaskType    string         `json:"task_type,omitempty"`
 	Description string         `json:"description,omitempty"`
@@ -64,6 +90,7 @@ type Result struct {
 	Node NodeID `json:"node"`
 	Status
 	Result *fleet.Result `json:"result,omitempty"`
+	Each   []Item        `json:"each,omitzero"` // of a fan-out: its items, in their order
 }
 
 // Previous is what a node is told of one that it depends on: S2's context.
@@ -73,28 +100,6 @@ type Previous struct {
 	Status  State            `json:"status"`
 	Output  json.RawMessage  `json:"output,omitzero"`
 	Reason  *fleet.Reason    `json:"reason,omitempty"`
-}
-
-// Text is an output as a text quotes it: a text as it is, any other JSON as
-// JSON.
-func Text(output json.RawMessage) string {
-	var s string
-	if json.Unmarshal(output, &s) == nil {
-		return s
-	}
-	return string(output)
-}
-
-// Quote replaces each ${node} in a brief.
-func Quote(brief string, outputs map[NodeID]string) string {
-	if !strings.Contains(brief, "${") {
-		return brief
-	}
-	pairs := make([]string, 0, 2*len(outputs))
-	for n, text := range outputs {
-		pairs = append(pairs, "${"+string(n)+"}", text)
-	}
-	return strings.NewReplacer(pairs...).Replace(brief)
 }
 
 // DecodeRecord reads a record, which the fleet's own workers write.

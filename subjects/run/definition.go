@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/token"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -51,23 +53,39 @@ type Node struct {
 	MaxRetries   *int                `json:"max_retries,omitempty"`
 	TokenBudget  int64               `json:"token_budget,omitzero"`
 	ResultSchema json.RawMessage     `json:"result_schema,omitzero"`
-	OnFailure    string              `json:"on_failure,omitempty"` // fail | continue
+	OnBlocked    string              `json:"on_blocked,omitempty"` // as in a dispatch
+	OnFailure    string              `json:"on_failure,omitempty"` // fail | continue | escalate
+	When         string              `json:"when,omitempty"`       // a condition on what came before
+	FanOut       *FanOut             `json:"fan_out,omitempty"`
 	Unknown      fleet.Unknown       `json:",unknown"`
+}
+
+// FanOut makes of a node one task for each item of a list: the one given, or
+// the one in the output of a node that it depends on.
+type FanOut struct {
+	Items       []json.RawMessage `json:"items,omitzero"`
+	From        NodeID            `json:"from,omitempty"`
+	Pointer     string            `json:"pointer,omitempty"`    // into From's output, RFC 6901
+	Concurrency int               `json:"concurrency,omitzero"` // of tasks at a time; absent: all
+	Unknown     fleet.Unknown     `json:",unknown"`
 }
 
 // Values of Node.OnFailure and Definition.TaskType.
 const (
 	OnFailureFail     = "fail"     // the run fails, once what is under way has ended
 	OnFailureContinue = "continue" // what depends on it goes on without its result
+	OnFailureEscalate = "escalate" // a human is asked; the run fails when that does not help
 
 	MultiAgentRun = "multi-agent-run"
 	SingleAgent   = "single-agent"
 	Orchestration = "orchestration"
 )
 
-// Bounds of a definition.
+// Bounds of a definition. With them a record, which holds the definition and
+// about a kilobyte for each node, is a message that the bus takes.
 const (
 	MaxNodes   = 1000
+	MaxItems   = 10_000 // of a fan-out
 	maxEdges   = 10_000
 	maxTimeout = 30 * 24 * 3600 // seconds
 )
@@ -93,6 +111,9 @@ func Read(data []byte) (*Definition, error) {
 	if len(data) > fleet.MaxMessage {
 		return nil, subjects.Errorf(subjects.CodePayloadTooLarge, "%d bytes; at most %d are allowed", len(data), fleet.MaxMessage)
 	}
+	if err := plain(data); err != nil {
+		return nil, err
+	}
 	j, err := yaml.YAMLToJSON(data)
 	if err != nil {
 		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "not YAML: %w", err)
@@ -100,9 +121,34 @@ func Read(data []byte) (*Definition, error) {
 	return Decode(j)
 }
 
+// plain refuses YAML that costs more to read than its size tells.
+func plain(data []byte) error {
+	depth, line, entries := 0, 0, 0
+	for _, t := range lexer.Tokenize(string(data)) {
+		if t.Position.Line != line {
+			line, entries = t.Position.Line, 0
+		}
+		switch t.Type {
+		case token.AliasType, token.MergeKeyType:
+			return subjects.Errorf(subjects.CodeInvalidMessage, "line %d: aliases are not taken", line).WithRemedy("write out what it stands for")
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.SequenceEntryType, token.MappingKeyType:
+			entries++
+		default:
+		}
+		if depth > fleet.MaxDepth || entries > fleet.MaxDepth {
+			return subjects.Errorf(subjects.CodeInvalidMessage, "line %d: nested deeper than %d", line, fleet.MaxDepth)
+		}
+	}
+	return nil
+}
+
 // Check adds every problem of d and settles its defaults.
 func (d *Definition) Check(p *fleet.Problems) {
-	token(p, "/task_id", string(d.TaskID), false)
+	identifier(p, "/task_id", string(d.TaskID), false)
 	p.OneOf("/task_type", d.TaskType, MultiAgentRun, SingleAgent, Orchestration)
 	p.OneOf("/priority", string(d.Priority), string(fleet.Critical), "urgent", string(fleet.High), string(fleet.Normal), string(fleet.Low))
 	p.Between("/timeout", d.Timeout, 0, maxTimeout)
@@ -111,9 +157,14 @@ func (d *Definition) Check(p *fleet.Problems) {
 		p.Invalid("/agents", "expected 1 to %d nodes, got %d", MaxNodes, len(d.Agents))
 		return
 	}
+	if raw := bytes.TrimSpace(d.SharedData); string(raw) == "null" {
+		d.SharedData = nil
+	} else if len(raw) > 0 && raw[0] != '{' {
+		p.Invalid("/shared_data", "expected an object")
+	}
 	names := map[NodeID]int{}
 	for i := range d.Agents {
-		d.Agents[i].check(p, "/agents/"+strconv.Itoa(i), d.Timeout)
+		d.check(p, &d.Agents[i], "/agents/"+strconv.Itoa(i))
 		name := d.Agents[i].Name()
 		if j, twice := names[name]; twice && name != "" {
 			p.Invalid("/agents/"+strconv.Itoa(i)+"/id", "%q is the name of node %d too: give one of them an id", name, j)
@@ -133,6 +184,9 @@ func (d *Definition) Check(p *fleet.Problems) {
 			edges++
 		}
 	}
+	for i := range d.Agents {
+		d.Agents[i].checkWords(p, "/agents/"+strconv.Itoa(i), names)
+	}
 	if edges > maxEdges {
 		p.Invalid("/agents", "expected at most %d dependencies, got %d", maxEdges, edges)
 		return
@@ -147,24 +201,108 @@ func (d *Definition) Check(p *fleet.Problems) {
 	}
 }
 
-func (n *Node) check(p *fleet.Problems, at string, runTimeout float64) {
-	token(p, at+"/id", string(n.ID), false)
-	if n.AgentID != "" {
-		_, err := subjects.ParseAgentID(string(n.AgentID))
-		p.ID(at+"/agent_id", err)
-	} else if n.ID == "" {
+// check checks what a node says of itself. What it has of a dispatch is judged
+// as the dispatch is.
+func (d *Definition) check(p *fleet.Problems, n *Node, at string) {
+	identifier(p, at+"/id", string(n.ID), false)
+	if n.AgentID == "" && n.ID == "" {
 		p.Invalid(at+"/id", "expected an id or an agent_id, got nothing")
 	}
-	p.Between(at+"/timeout", n.Timeout, 0, maxTimeout)
-	if runTimeout > 0 && n.Timeout > runTimeout {
-		p.Invalid(at+"/timeout", "expected at most %gs, the run's, got %gs", runTimeout, n.Timeout)
+	if d.Timeout > 0 && n.Timeout > d.Timeout {
+		p.Invalid(at+"/timeout", "expected at most %gs, the run's, got %gs", d.Timeout, n.Timeout)
 	}
-	p.Between(at+"/token_budget", float64(n.TokenBudget), 0, 1<<53-1)
-	p.OneOf(at+"/on_failure", n.OnFailure, OnFailureFail, OnFailureContinue)
-	for i, a := range n.Alternatives {
-		_, err := subjects.ParseAgentID(string(a))
-		p.ID(at+"/alternatives/"+strconv.Itoa(i), err)
+	p.OneOf(at+"/on_failure", n.OnFailure, OnFailureFail, OnFailureContinue, OnFailureEscalate)
+	if n.FanOut != nil {
+		n.FanOut.check(p, at+"/fan_out")
 	}
+	sample := n.Dispatch(d)
+	sample.Task.Priority, sample.Brief = "", "x" // the run's, and what is quoted in it
+	if _, err := fleet.DecodeDispatch(fleet.MustEncode(sample)); err != nil {
+		e := subjects.AsError(err)
+		for _, problem := range append([]*subjects.Error{e}, e.Also...) {
+			problem.Also = nil
+			p.Add(problem.At(at + inNode(problem.Pointer)))
+		}
+	}
+}
+
+// inNode is where a member of a dispatch stands in a node.
+func inNode(pointer string) string {
+	pointer = strings.TrimPrefix(pointer, "/task")
+	for _, names := range [][2]string{{"/agent", "/agent_id"}, {"/timeout_seconds", "/timeout"}} {
+		if pointer == names[0] {
+			return names[1]
+		}
+	}
+	return pointer
+}
+
+func (f *FanOut) check(p *fleet.Problems, at string) {
+	switch {
+	case f.From == "" && f.Items == nil:
+		p.Invalid(at, "expected items, or from, got neither")
+	case f.From != "" && f.Items != nil:
+		p.Invalid(at, "expected items, or from, got both")
+	case len(f.Items) > MaxItems:
+		p.Invalid(at+"/items", "expected at most %d items, got %d", MaxItems, len(f.Items))
+	}
+	if f.From == "" && f.Pointer != "" {
+		p.Invalid(at+"/pointer", "it points into nothing, as there is no from")
+	}
+	if f.Pointer != "" && f.Pointer[0] != '/' {
+		p.Invalid(at+"/pointer", "expected a JSON pointer such as /files, got %.80q", f.Pointer)
+	}
+	p.Between(at+"/concurrency", float64(f.Concurrency), 0, MaxItems)
+}
+
+// checkWords checks what a node says about others.
+func (n *Node) checkWords(p *fleet.Problems, at string, names map[NodeID]int) {
+	depends := func(pointer string, on NodeID) {
+		if !slices.Contains(n.Dependencies, on) {
+			p.Add(subjects.Errorf(subjects.CodeInvalidMessage, "it speaks of %.80q, which it does not depend on", on).At(at + pointer).
+				WithRemedy("add it to the dependencies"))
+		}
+	}
+	if n.FanOut != nil && n.FanOut.From != "" {
+		depends("/fan_out/from", n.FanOut.From)
+	}
+	for q := range quotes(n.Brief) {
+		of := n.FanOut != nil && (q.name == quoteItem || q.name == quoteIndex)
+		if _, known := names[q.name]; known && !of {
+			depends("/brief", q.name)
+		}
+	}
+	if n.When == "" {
+		return
+	}
+	c, err := Compile(n.When)
+	if err != nil {
+		p.Invalid(at+"/when", "%s", err)
+		return
+	}
+	for _, on := range c.Nodes() {
+		depends("/when", on)
+	}
+}
+
+// Dispatch is the task of a node, without its id, what it is told of others,
+// and what holds for the run as it goes.
+func (n *Node) Dispatch(d *Definition) *fleet.Dispatch {
+	out := &fleet.Dispatch{
+		Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version}, Brief: n.Brief,
+		Task: fleet.Task{
+			Priority: d.Priority, TokenBudget: n.TokenBudget, Type: d.TaskType, TimeoutSeconds: n.Timeout,
+			MaxRetries: n.MaxRetries, Agent: n.AgentID, Alternatives: n.Alternatives, OnBlocked: n.OnBlocked,
+			ResultSchema: n.ResultSchema, Escalate: fleet.EscalateNever,
+		},
+	}
+	if n.OnFailure == OnFailureEscalate {
+		out.Task.Escalate = fleet.EscalateAlways
+	}
+	if n.Requirements != nil {
+		out.Requirements = *n.Requirements
+	}
+	return out
 }
 
 // cycle finds a circle of dependencies: each one depends on the next.
@@ -206,7 +344,7 @@ func (d *Definition) cycle(names map[NodeID]int) []NodeID {
 	return nil
 }
 
-func token(p *fleet.Problems, pointer, s string, required bool) {
+func identifier(p *fleet.Problems, pointer, s string, required bool) {
 	if s == "" && !required || subjects.ValidToken(s) {
 		return
 	}

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"strings"
 	"time"
 
 	"parley/subjects"
@@ -15,7 +16,8 @@ type State string
 
 // The states. A run is running or paused until it ends as one of done, failed,
 // canceled, expired; a node is waiting, or dispatched, until it ends as done,
-// failed, skipped (something that it needs has failed) or canceled.
+// failed, skipped (something that it needs has failed, or it was not to be
+// begun: its note says which) or canceled.
 const (
 	Running    State = "running"
 	Paused     State = "paused"
@@ -41,18 +43,21 @@ func (s State) Ended() bool {
 // Record is how far a run has come: the truth about it.
 type Record struct {
 	fleet.Header
-	RunID      subjects.RunID    `json:"run_id"`
-	From       subjects.AgentID  `json:"from"`
-	State      State             `json:"state"`
-	Created    time.Time         `json:"created"`
-	Deadline   time.Time         `json:"deadline"`
-	Ended      *time.Time        `json:"ended,omitempty"`
-	Reason     *fleet.Reason     `json:"reason,omitempty"`
-	Tokens     int64             `json:"tokens_spent"`
-	Cancel     string            `json:"cancel,omitempty"` // somebody wants it canceled, and why
-	Definition Definition        `json:"definition"`
-	Nodes      map[NodeID]Status `json:"nodes"`
-	Unknown    fleet.Unknown     `json:",unknown"`
+	RunID    subjects.RunID   `json:"run_id"`
+	From     subjects.AgentID `json:"from"`
+	State    State            `json:"state"`
+	Created  time.Time        `json:"created"`
+	Deadline time.Time        `json:"deadline"`
+	Ended    *time.Time       `json:"ended,omitempty"`
+	Reason   *fleet.Reason    `json:"reason,omitempty"`
+	Tokens   int64            `json:"tokens_spent"`
+	Cancel   string           `json:"cancel,omitempty"` // somebody wants it canceled, and why
+	// SessionID is of the session in which the nodes work; absent where the
+	// fleet has no sessions.
+	SessionID  subjects.SessionID `json:"session_id,omitempty"`
+	Definition Definition         `json:"definition"`
+	Nodes      map[NodeID]Status  `json:"nodes"`
+	Unknown    fleet.Unknown      `json:",unknown"`
 }
 
 // Status is how far a node has come.
@@ -66,4 +71,40 @@ type Status struct {
 	Begun      *time.Time       `json:"begun,omitempty"`
 	Ended      *time.Time       `json:"ended,omitempty"`
 	Reason     *fleet.Reason    `json:"reason,omitempty"`
+	Note       string           `json:"note,omitempty"`  // why it was skipped
+	Items      *Items           `json:"items,omitempty"` // of a fan-out, once they are known
+}
+
+// Items counts the items of a fan-out. While it is under way the counts may lag.
+type Items struct {
+	Total  int `json:"total"`
+	Done   int `json:"done"`
+	Failed int `json:"failed"`
+	Chunks int `json:"chunks"` // stored: what was stored later does not count
+}
+
+// Item is what became of one item of a fan-out, for good or for this
+// generation.
+type Item struct {
+	Index int `json:"index"`
+	Status
+	// Result is what its task has come to; absent in what is stored when it is
+	// large: then it is stored by itself.
+	Result *fleet.Result `json:"result,omitempty"`
+}
+
+// Chunk is what of a fan-out is stored together: items in the order in which
+// they ended.
+type Chunk struct {
+	Node  NodeID `json:"node"`
+	Items []Item `json:"items"`
+}
+
+// Short is a reason as a record keeps it.
+func Short(r *fleet.Reason) *fleet.Reason {
+	const most = 200
+	if r == nil || len(r.Message) <= most {
+		return r
+	}
+	return &fleet.Reason{Code: r.Code, Message: strings.ToValidUTF8(r.Message[:most], "") + "…"}
 }

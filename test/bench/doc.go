@@ -47,5 +47,9 @@
 // Memory is that of the real binary, parley serve, against a server process of
 // its own; its live heap is read from the trace of the garbage collector.
 //
+// The part a2a compares a blocking SendMessage to an agent that echoes, through
+// gateway, router and agent as parley up runs them, with the official SDK's own
+// server, which keeps its tasks in memory.
+//
 // Nothing fails here: PASS and MISS stand beside the targets of the issue.
 package main

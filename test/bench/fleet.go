@@ -40,6 +40,7 @@ type parley struct {
 
 	parked  atomic.Int64 // tasks that wait for ever
 	tempest *tempest     // nil where nothing fails
+	started atomic.Int64 // runs
 
 	cancel context.CancelFunc
 	buses  []*bus.Bus
@@ -88,6 +89,11 @@ func (p *parley) prepare(ctx context.Context, srv *servers, s spec) error {
 			return err
 		}
 	}
+	if s.Run != "" {
+		if err := p.manage(run, srv); err != nil {
+			return err
+		}
+	}
 	if s.Storm != "" {
 		if err := p.humans(run, srv); err != nil {
 			return err
@@ -114,7 +120,7 @@ func (p *parley) startRouter(ctx context.Context, srv *servers, s spec, i int) e
 	}
 	w, err := router.New(router.Config{
 		Bus: b, ID: subjects.InstanceID(fmt.Sprintf("r%d", i)), Commit: commits[s.Commit],
-		MaxQueued: 2_000_000, HumanContact: s.Storm != "", Log: quietLog(os.Stderr),
+		Sessions: contexts{b}, MaxQueued: 2_000_000, HumanContact: s.Storm != "", Log: quietLog(os.Stderr),
 	})
 	if err != nil {
 		return err

@@ -40,6 +40,7 @@ type options struct {
 	cpu         string
 	allocs      string
 	mutex       string
+	peers       string
 }
 
 // parts of the page, in order; -only picks some.
@@ -50,10 +51,13 @@ var parts = []struct {
 	{"throughput", throughput},
 	{"writes", writes},
 	{"latency", latency},
+	{"runs", runsPart},
 	{"storm", storm},
 	{"match", match},
+	{"a2a", a2aPart},
 	{"waiting", waiting},
 	{"memory", memory},
+	{"peers", peers},
 }
 
 func bench(ctx context.Context, args []string, out, errs io.Writer) error {
@@ -67,7 +71,7 @@ func bench(ctx context.Context, args []string, out, errs io.Writer) error {
 	p := newPage(out, errs, o.json)
 	p.machine(o)
 	for _, part := range parts {
-		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), part.name) {
+		if o.peers == "" && part.name == "peers" || o.only != "" && !slices.Contains(strings.Split(o.only, ","), part.name) {
 			continue
 		}
 		if err := part.run(ctx, o, p); err != nil {
@@ -94,6 +98,7 @@ func parse(args []string, errs io.Writer) (options, error) {
 	f.IntVar(&o.agents, "agents", 1, "agents that share in-flight")
 	f.IntVar(&o.announced, "announced", 0, "memory: agents announced (10 000)")
 	f.IntVar(&o.queued, "queued", 0, "memory: tasks queued (1 000 000)")
+	f.StringVar(&o.peers, "peers", "", "program of test/peers; without it the part peers is left out")
 	f.StringVar(&o.base, "dir", "", "where temporary data goes (the system's place for it)")
 	f.StringVar(&o.cpu, "cpuprofile", "", "write a CPU profile of the last throughput run of Parley")
 	f.StringVar(&o.allocs, "allocprofile", "", "write an allocation profile of it")

@@ -163,6 +163,12 @@ func measure(ctx context.Context, s spec) (result, error) {
 		return result{}, fmt.Errorf("warm up: %w", err)
 	}
 	job := func() error { return dispatchAndAwait(ctx, p, m, s.Tasks, s.InFlight) }
+	if f, ok := p.(*parley); ok && s.Run != "" {
+		if err := f.doRun(ctx, s.Run, min(s.Tasks, 20), s.InFlight); err != nil {
+			return result{}, fmt.Errorf("warm up: %w", err)
+		}
+		job = func() error { return f.doRun(ctx, s.Run, s.Tasks, s.InFlight) }
+	}
 	if s.Rate > 0 {
 		job = func() error {
 			if f, ok := p.(*parley); ok && s.Storm == stormBreaks {

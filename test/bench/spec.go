@@ -29,10 +29,14 @@ const (
 	roleLean   = "lean"
 	roleFleet  = "fleet"
 	roleServer = "server"
+	roleA2A    = "a2a"     // a fleet behind its gateway
+	roleSDK    = "a2a-sdk" // the official SDK's own server
 )
 
 // spec tells a child process what to do.
 type spec struct {
+	Program string `json:"-"` // the child; absent: this program once more
+
 	Role     string  `json:"role"`
 	Profile  string  `json:"profile"`
 	Commit   string  `json:"commit"` // fleet: auto, direct or grouped
@@ -44,6 +48,7 @@ type spec struct {
 	Waiting  int     `json:"waiting"` // tasks that nobody can do, dispatched before
 	Classes  int     `json:"classes"` // of the waiting ones
 
+	Run     string `json:"run"`     // what of a run is measured, "" nothing; see runs.go
 	Storm   string `json:"storm"`   // what fails beside, "" nothing; see storm.go
 	Failing int    `json:"failing"` // tasks of the storm
 
@@ -103,17 +108,21 @@ func run(ctx context.Context, s spec, wrapper ...string) (result, error) {
 	return r, nil
 }
 
-// child is this program once more, with its spec as argument.
+// child is this program once more, or another one, with its spec as argument.
 func child(ctx context.Context, s spec, wrapper ...string) (*exec.Cmd, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find myself: %w", err)
+	program := s.Program
+	if program == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("find myself: %w", err)
+		}
+		program = self
 	}
 	arg, err := json.Marshal(s)
 	if err != nil {
 		return nil, fmt.Errorf("encode spec: %w", err)
 	}
-	args := append(wrapper, self, "-child", string(arg))
+	args := append(wrapper, program, "-child", string(arg))
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stderr = os.Stderr
 	// A child of a killed parent would go on and disturb the next run.
@@ -141,6 +150,8 @@ func beChild(ctx context.Context, arg string, in io.Reader, out io.Writer) error
 			return err
 		}
 		return json.NewEncoder(out).Encode(r)
+	case roleA2A, roleSDK:
+		return beA2A(ctx, s, out)
 	case roleServer:
 		return beServer(s, in, out)
 	}

@@ -47,8 +47,8 @@ var crews = []struct{ name, place, workers string }{
 	{"router-3", zoneA, "router"},
 	{"desk-1", zoneA, "registry,sessions,audit,mesh"},
 	{"desk-2", zoneB, "registry,sessions,audit,mesh"},
-	{"door-1", zoneA, "runs,webhooks,escalation,gateway"},
-	{"door-2", zoneB, "runs,webhooks,escalation,gateway"},
+	{"door-1", zoneA, "runs,schedules,webhooks,escalation,gateway"},
+	{"door-2", zoneB, "runs,schedules,webhooks,escalation,gateway"},
 }
 
 func newFleet(w *world, c *cluster, fc fleetConfig) (*fleet, error) {

@@ -78,7 +78,7 @@ type binding interface {
 	open(t *testing.T, at, op string, h headers, req proto.Message) (*stream, error)
 }
 
-var bindings = []binding{rpc{}, rest{}, grpcBinding{}}
+var bindings = []binding{rpc{}, rest{}, grpcBinding{}, natsBinding{}}
 
 // wireDetails reads the details of JSON-RPC and REST.
 func (r *refusal) wireDetails(details []json.RawMessage) {

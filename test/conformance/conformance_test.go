@@ -41,7 +41,7 @@ type client struct {
 }
 
 func all() []check {
-	return slices.Concat(operationChecks, streamChecks, pushChecks, errorChecks, wireChecks, cardChecks)
+	return slices.Concat(operationChecks, streamChecks, pushChecks, errorChecks, wireChecks, cardChecks, natsChecks)
 }
 
 // TestConformance runs every check over every binding.
@@ -69,7 +69,7 @@ func TestReference(t *testing.T) {
 	s.WriteString("The gateway is held against the [A2A 1.0 specification](https://a2a-protocol.org/v1.0.0/specification) by these checks, each through the\n" +
 		"whole path: client, gateway, router, agent, on a real NATS server. All of them pass, or `make test` fails. Numbers are sections\n" +
 		"of the specification. A dash says that the rule is about another binding.\n\n")
-	s.WriteString("| Section | Level | Rule | JSON-RPC | HTTP+JSON | gRPC |\n| --- | --- | --- | --- | --- | --- |\n")
+	s.WriteString("| Section | Level | Rule | JSON-RPC | HTTP+JSON | gRPC | [NATS](a2a-over-nats.md) |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, k := range all() {
 		fmt.Fprintf(&s, "| %s | %s | %s |", k.section, k.level, k.rule)
 		for _, b := range bindings {
@@ -199,7 +199,7 @@ var (
 // is holds a refusal against the table.
 func (c *client) is(r *refusal, f fault) {
 	c.Helper()
-	want := map[string]int{"JSON-RPC": f.rpc, "HTTP+JSON": f.http, "gRPC": int(f.grpc)}[c.b.name()]
+	want := map[string]int{"JSON-RPC": f.rpc, "HTTP+JSON": f.http, "gRPC": int(f.grpc), "NATS": f.http}[c.b.name()]
 	if r.code != want || r.reason != f.reason || r.domain != "a2a-protocol.org" || r.message == "" {
 		c.Errorf("refused with %d %s of %q (%s), want %d %s", r.code, r.reason, r.domain, r.message, want, f.reason)
 	}

@@ -2,6 +2,7 @@ package conformance_test
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
@@ -143,6 +144,9 @@ func run(t *testing.T, name string, do func(context.Context) error, ready func()
 func (w *world) gateway(cfg gateway.Config) (address string, stop func()) {
 	w.t.Helper()
 	cfg.Bus = w.srv.Connect(w.t)
+	if cfg.NATS == "" {
+		cfg.NATS = "a2a-" + rand.Text()
+	}
 	cfg.Log = slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	g, err := gateway.New(cfg)
 	if err != nil {
@@ -158,6 +162,7 @@ func (w *world) gateway(cfg gateway.Config) (address string, stop func()) {
 	s.Config.Protocols.SetHTTP1(true)
 	s.Config.Protocols.SetUnencryptedHTTP2(true)
 	s.Start()
+	natsDoors.Store(s.URL, natsDoor{w.bus, cfg.NATS})
 	end := run(w.t, "gateway", g.Run, g.Ready)
 	stop = sync.OnceFunc(func() {
 		end()

@@ -120,7 +120,7 @@ func TestEveryConfigurationIsStarted(t *testing.T) {
 	for _, f := range files {
 		got = append(got, strings.TrimSuffix(filepath.Base(f), ".conf"))
 	}
-	want := []string{"accounts", "cluster", "cluster-1", "cluster-2", "cluster-3", "leaf", "limits", "single"}
+	want := []string{"accounts", "callout", "cluster", "cluster-1", "cluster-2", "cluster-3", "leaf", "limits", "single"}
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		t.Errorf("deploy/nats has %q, want %q: give a new one a test", got, want)

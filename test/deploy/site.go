@@ -46,6 +46,8 @@ type Site struct {
 
 	Env []string // of the servers' processes: passwords and keys
 	CA  string   // path of the authority's certificate
+
+	Issuer string // seed of the key by which answers of the worker callout are known
 }
 
 // nodes are the servers that a site can have, by the names of their files
@@ -83,6 +85,23 @@ func NewSite(tb testing.TB, dir string) *Site {
 		_ = l.Close()
 	}
 	return s
+}
+
+// Ask has a node ask who may connect, as callout.conf tells to.
+func (s *Site) Ask(node string) {
+	s.tb.Helper()
+	data, err := os.ReadFile(s.Config(node))
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	const accounts = "include accounts.conf\n"
+	if !strings.Contains(string(data), accounts) {
+		s.tb.Fatalf("%s has no line %q", node, accounts)
+	}
+	text := strings.Replace(string(data), accounts, accounts+"include callout.conf\n", 1)
+	if err := os.WriteFile(s.Config(node), []byte(text), 0o600); err != nil {
+		s.tb.Fatal(err)
+	}
 }
 
 // Data is where a node keeps its streams.
@@ -163,6 +182,17 @@ func (s *Site) secrets() {
 		s.tb.Fatal(err)
 	}
 	s.Env = append(s.Env, "NATS_EDGE1_NKEY="+public, "NATS_EDGE1_SEED="+string(seed))
+	issuer, err := nkeys.CreateAccount()
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	if public, err = issuer.PublicKey(); err != nil {
+		s.tb.Fatal(err)
+	}
+	if seed, err = issuer.Seed(); err != nil {
+		s.tb.Fatal(err)
+	}
+	s.Env, s.Issuer = append(s.Env, "NATS_CALLOUT_ISSUER="+public), string(seed)
 }
 
 // free is FreeAddress, held until the site is put together.

@@ -27,6 +27,7 @@ import (
 	"parley/bus"
 	"parley/subjects/fleet"
 	"parley/workers/agent"
+	"parley/workers/gateway/a2anats"
 )
 
 // TestA2A drives parley up with clients of other people's: the official Go SDK's
@@ -34,7 +35,7 @@ import (
 func TestA2A(t *testing.T) {
 	t.Parallel()
 	url := upWithA2A(t)
-	for _, transport := range []a2a.TransportProtocol{a2a.TransportProtocolJSONRPC, a2a.TransportProtocolHTTPJSON, a2a.TransportProtocolGRPC} {
+	for _, transport := range []a2a.TransportProtocol{a2a.TransportProtocolJSONRPC, a2a.TransportProtocolHTTPJSON, a2a.TransportProtocolGRPC, a2anats.Binding} {
 		t.Run("Go SDK over "+string(transport), func(t *testing.T) {
 			t.Parallel()
 			driveGo(t, url, transport)
@@ -146,7 +147,17 @@ func driveGo(t *testing.T, url string, transport a2a.TransportProtocol) {
 		t.Fatal(err)
 	}
 	card.SupportedInterfaces = slices.DeleteFunc(card.SupportedInterfaces, func(i *a2a.AgentInterface) bool { return i.ProtocolBinding != transport })
-	c, err := a2aclient.NewFromCard(ctx, card, a2agrpc.WithGRPCTransport(grpc.WithTransportCredentials(insecure.NewCredentials())))
+	options := []a2aclient.FactoryOption{a2agrpc.WithGRPCTransport(grpc.WithTransportCredentials(insecure.NewCredentials()))}
+	if transport == a2anats.Binding {
+		at, _, _ := strings.Cut(strings.TrimPrefix(card.SupportedInterfaces[0].URL, "nats://"), "/")
+		b, connectErr := bus.Connect(ctx, bus.Config{URL: "nats://" + at, Name: "client"})
+		if connectErr != nil {
+			t.Fatal(connectErr)
+		}
+		defer b.Close()
+		options = append(options, a2anats.With(a2anats.Config{Bus: b, From: "erin"}))
+	}
+	c, err := a2aclient.NewFromCard(ctx, card, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

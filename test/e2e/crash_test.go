@@ -123,7 +123,7 @@ func TestCrashPoints(t *testing.T) {
 			swept[name] = true
 		}
 	}
-	for _, p := range slices.Concat(webhookPoints, escalationPoints) { // TestWebhookCrash, TestEscalation
+	for _, p := range slices.Concat(webhookPoints, escalationPoints, schedulePoints) { // TestWebhookCrash, TestEscalation, TestScheduleCrash
 		name, _, _ := strings.Cut(p, ":")
 		swept[name] = true
 	}

@@ -14,6 +14,9 @@
 // TestStorm alone has its workers inside the test: its figures are many, and
 // its waits short. -e2e.storm=10000 makes it the storm of the promise.
 //
+// TestAppenders makes fewer appends than its promise is about, for their time:
+// -e2e.appends=10000 makes them all.
+//
 // Whatever is random comes from one seed, which is printed and can be given:
 //
 //	go test ./test/e2e -run TestKillsWhileWorking -e2e.seed=42 -e2e.tasks=20000 -e2e.chaos=10m -timeout 1h

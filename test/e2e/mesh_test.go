@@ -307,6 +307,7 @@ func TestMeshInMidTask(t *testing.T) {
 	defer all.Wait()
 	defer end()
 	budgets := make(chan int64, 2)
+	const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	live := func(c agent.Config) {
 		c.Bus, c.Heartbeat = b, time.Second
 		w, err := agent.New(c)
@@ -321,7 +322,7 @@ func TestMeshInMidTask(t *testing.T) {
 	}
 	for _, id := range []subjects.AgentID{"isa", "linda"} {
 		live(agent.Config{ID: id, Handler: agent.Echo{}, Inbox: agent.InboxFunc(func(_ context.Context, m *mesh.Message) (agent.LetterReply, error) {
-			if m.TaskID != "the-task" || m.From != "lead" || !m.Untrusted {
+			if m.TaskID != "the-task" || m.From != "lead" || !m.Untrusted || m.Traceparent != trace {
 				return agent.LetterReply{}, fmt.Errorf("it came as %+v", m)
 			}
 			budgets <- m.TokenBudget
@@ -344,7 +345,7 @@ func TestMeshInMidTask(t *testing.T) {
 		r.TokensSpent = 5
 		return r, nil
 	})})
-	data := `{"task":{"task_id":"the-task","agent":"lead","token_budget":1000},"brief":"decide"}`
+	data := `{"task":{"task_id":"the-task","agent":"lead","token_budget":1000},"brief":"decide","traceparent":"` + trace + `"}`
 	if m, err := f.nc.Request("fleet.dispatch.boss", []byte(data), patience); err != nil {
 		t.Fatal(err, m)
 	}

@@ -31,7 +31,7 @@ func TestTopology(t *testing.T) {
 		s.well(s.Monitor(n) + "/healthz")
 	}
 	var ready []string
-	for i, workers := range []string{"router", "router", "registry", "sessions", "audit", "mesh", "runs", "webhooks", "escalation"} {
+	for i, workers := range []string{"router", "router", "registry", "sessions", "audit", "mesh", "runs", "schedules", "webhooks", "escalation"} {
 		name := workers + strconv.Itoa(i)
 		page := deploy.FreeAddress(t)
 		s.parley(name, s.env(deploy.Worker, nodes...), "serve", "--workers", workers, "--replicas", "3", "--http", page, "--max-store", "512MiB", "--change-log", filepath.Join(s.dir, name+".change.log"))

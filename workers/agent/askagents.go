@@ -57,7 +57,7 @@ func (l link) askAgents(ctx context.Context, q Question) ([]mesh.Answer, error) 
 		m := &mesh.Message{
 			Header:    fleet.Header{Type: mesh.TypeMessage, ProtocolVersion: fleet.Version},
 			MessageID: ids[i], To: to, ThreadID: thread, Action: cmp.Or(q.Action, mesh.Info), Reply: mesh.Yes, Text: q.Text,
-			Collect: true, TaskID: l.h.id, RunID: d.Task.RunID, TokenBudget: budget,
+			Collect: true, TaskID: l.h.id, RunID: d.Task.RunID, TokenBudget: budget, Traceparent: d.Traceparent,
 			ReplyTimeoutSeconds: timeout.Seconds(), TTLSeconds: timeout.Seconds(),
 		}
 		if err := l.w.tellMesh(ctx, "send", m, nil); err != nil {

@@ -66,6 +66,10 @@ type Config struct {
 	HandIn      time.Duration // after that, for results that nobody answers; absent 10 s
 	MinProgress time.Duration // between two progress messages of a task; absent 200 ms
 
+	// Only says which offers are taken up at all; the others are answered as by an
+	// agent that is busy, which costs their tasks nothing. nil: all of them.
+	Only func(offer *fleet.Dispatch) bool
+
 	Repo  string    // a git work tree, "" for none
 	MCP   MCPConfig // the MCP servers of the agent
 	Spool string    // directory for results not yet handed in, one per instance; "" for none

@@ -53,7 +53,7 @@ func BriefInbox(h Handler) Inbox {
 				TaskID: m.TaskID, RunID: m.RunID, Priority: fleet.Normal, TokenBudget: m.TokenBudget, Type: messageType,
 			},
 			Input: &fleet.Input{MessageID: string(m.MessageID), ContextID: string(m.ThreadID)},
-			Brief: mesh.Brief(m), From: m.From, Attempt: max(m.Attempt, 1),
+			Brief: mesh.Brief(m), From: m.From, Attempt: max(m.Attempt, 1), Traceparent: m.Traceparent,
 		}
 		r, err := h.Handle(ctx, &Task{Dispatch: d})
 		reply := LetterReply{TokensSpent: r.TokensSpent}
@@ -270,7 +270,7 @@ func (w *Worker) answerLetter(ctx context.Context, m *mesh.Message, r *LetterRep
 		Header:    fleet.Header{Type: mesh.TypeMessage, ProtocolVersion: fleet.Version},
 		MessageID: mesh.EncodeID(sum[:16]), From: w.cfg.ID, To: m.From, Action: mesh.Info, Reply: mesh.No,
 		Ref: m.MessageID, ThreadID: m.ThreadID, Hops: m.Hops + 1, TaskID: m.TaskID, RunID: m.RunID,
-		Text: r.Text, Data: r.Data, TokensSpent: r.TokensSpent,
+		Text: r.Text, Data: r.Data, TokensSpent: r.TokensSpent, Traceparent: m.Traceparent,
 	}
 	if strings.TrimSpace(r.Text) == "" && len(r.Data) == 0 {
 		reply.Error = &fleet.Reason{Code: subjects.CodeResultInvalid, Message: "the agent had nothing to say"}

@@ -178,16 +178,17 @@ func TestInboxHands(t *testing.T) {
 // it prints is the answer.
 func TestBriefInbox(t *testing.T) {
 	t.Parallel()
-	e, err := agent.NewExec(agent.ExecConfig{Command: []string{"/bin/sh", "-c", `cat; echo "$PARLEY_FROM $PARLEY_MESSAGE_ID $PARLEY_THREAD_ID $PARLEY_TASK_ID $PARLEY_TOKEN_BUDGET"; exit "$CODE"`}, Set: []string{"CODE=0"}})
+	const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	e, err := agent.NewExec(agent.ExecConfig{Command: []string{"/bin/sh", "-c", `cat; echo "$PARLEY_FROM $PARLEY_MESSAGE_ID $PARLEY_THREAD_ID $PARLEY_TASK_ID $PARLEY_TOKEN_BUDGET $TRACEPARENT"; exit "$CODE"`}, Set: []string{"CODE=0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	msg := &mesh.Message{MessageID: "m1", ThreadID: "t1", From: "ann", Action: mesh.Do, Reply: mesh.Yes, Text: "look at it", TaskID: "task1", TokenBudget: 9}
+	msg := &mesh.Message{MessageID: "m1", ThreadID: "t1", From: "ann", Action: mesh.Do, Reply: mesh.Yes, Text: "look at it", TaskID: "task1", TokenBudget: 9, Traceparent: trace}
 	r, err := agent.BriefInbox(e).Receive(t.Context(), msg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{mesh.Brief(msg), "ann m1 t1 task1 9"} {
+	for _, want := range []string{mesh.Brief(msg), "ann m1 t1 task1 9 " + trace} {
 		if !strings.Contains(r.Text, want) {
 			t.Errorf("the answer lacks %q:\n%s", want, r.Text)
 		}

@@ -30,6 +30,10 @@ func (w *Worker) onOffer(life context.Context, m bus.Msg) {
 		return
 	}
 	fillOffer(d, now)
+	if w.cfg.Only != nil && !w.cfg.Only(d) {
+		w.busy(m, "it takes tasks of its own only")
+		return
+	}
 	ctx, h := w.newHeld(life, d)
 	verdict, why, e := w.hand.admit(h, now, func() *fleet.ResultError {
 		return check(d, w.state.get(), w.abilities(), now)

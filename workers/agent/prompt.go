@@ -95,6 +95,9 @@ func contractEnv(d *fleet.Dispatch, file string) []string {
 	if d.Input != nil && d.Task.Type == messageType {
 		env = append(env, "PARLEY_MESSAGE_ID="+d.Input.MessageID, "PARLEY_THREAD_ID="+d.Input.ContextID)
 	}
+	if d.Traceparent != "" {
+		env = append(env, "TRACEPARENT="+d.Traceparent)
+	}
 	if d.Task.TokenBudget > 0 {
 		env = append(env, fmt.Sprintf("PARLEY_TOKEN_BUDGET=%d", d.Task.TokenBudget))
 	}

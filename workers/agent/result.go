@@ -15,6 +15,9 @@ const (
 	tokensMeasured = "measured" // counted by what ran it
 )
 
+// failuresAtOnce is how many failed results are handed in at a time.
+const failuresAtOnce = 8
+
 // handIn sends a task's result until it is answered, and takes the task out of
 // the hand. If life ends first, the result stays in the spool.
 func (w *Worker) handIn(life context.Context, h *held, r fleet.Result) {
@@ -24,12 +27,28 @@ func (w *Worker) handIn(life context.Context, h *held, r fleet.Result) {
 	w.settle(h, &r)
 	w.hand.finish(h, &r, drop)
 	var files []string
+	waits := r.Status != fleet.StatusDone && r.Status != fleet.StatusPartial
+	inTurn := false
+	defer func() {
+		if inTurn {
+			<-w.failures
+		}
+	}()
 	err := w.request(ctx, h, subjects.Result(w.cfg.ID, h.id), func(attempt int) ([]byte, error) {
 		data, file := w.pack(r, attempt)
 		if file != "" {
 			files = append(files, file)
 		}
-		return data, nil
+		if !waits || inTurn {
+			return data, nil
+		}
+		select {
+		case w.failures <- struct{}{}:
+			inTurn = true
+			return data, nil
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	})
 	task := slog.String("task_id", string(h.id))
 	switch {

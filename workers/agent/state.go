@@ -183,8 +183,8 @@ func orEmpty(s []string) []string {
 	return s
 }
 
-// beatsApart is the least time between heartbeats: however much changes, they
-// cost little.
+// beatsApart is the least time between heartbeats, and 1 ms more for each task
+// that they name: however much changes, they cost little.
 const beatsApart = 50 * time.Millisecond
 
 // beatAll sends heartbeats until life ends: on the interval, and as soon as
@@ -194,13 +194,13 @@ func (w *Worker) beatAll(life context.Context) {
 	defer t.Stop()
 	for {
 		sent := time.Now()
-		w.heartbeat()
+		apart := min(beatsApart+time.Duration(w.heartbeat())*time.Millisecond, w.cfg.Heartbeat)
 		select {
 		case <-life.Done():
 			return
 		case <-t.C:
 		case <-w.hand.beat:
-			if within(life.Done(), beatsApart-time.Since(sent)) {
+			if within(life.Done(), apart-time.Since(sent)) {
 				return
 			}
 			select {
@@ -211,7 +211,8 @@ func (w *Worker) beatAll(life context.Context) {
 	}
 }
 
-func (w *Worker) heartbeat() {
+// heartbeat sends one, and returns how many tasks it names.
+func (w *Worker) heartbeat() int {
 	held, draining, _ := w.hand.holding()
 	b := &fleet.Heartbeat{
 		Header: header(fleet.TypeHeartbeat), Epoch: w.epoch, ActiveTasks: len(held), Holding: held,
@@ -220,4 +221,5 @@ func (w *Worker) heartbeat() {
 	if err := w.cfg.Bus.Publish(subjects.Heartbeat(w.cfg.ID, w.cfg.Instance), fleet.MustEncode(b), nil); err != nil {
 		w.log.Warn("send a heartbeat", slog.Any("error", err))
 	}
+	return len(held)
 }

@@ -35,6 +35,9 @@ type Worker struct {
 	state   *state
 	spool   *spool // nil: none
 	letters *letters
+	// failures has room for as many failed results as are handed in at a time:
+	// a thousand at one instant would have the results of others wait.
+	failures chan struct{}
 
 	started atomic.Bool
 	wg      sync.WaitGroup // everything that Run waits for
@@ -53,8 +56,8 @@ func New(c Config) (*Worker, error) {
 		skill:   skillNames(c.Skills),
 		hand:    newHand(c.MaxParallel, c.Heartbeat),
 		work:    pool.New(min(c.MaxParallel, idleHandlers)),
-		letters: newLetters(c.MaxMessages),
-		state:   newState(c.MCP),
+		letters: newLetters(c.MaxMessages), failures: make(chan struct{}, failuresAtOnce),
+		state: newState(c.MCP),
 	}
 	if err := w.checkAnnouncement(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)

@@ -216,8 +216,18 @@ func (w *Worker) labels() []string {
 	return w.cfg.GroupBy
 }
 
+// Refusals that are kept one by one: whoever forges links by the thousand fills
+// no stream. All are counted.
+const (
+	refusalsPerSecond = 2
+	refusalsAtOnce    = 100
+)
+
 // refuse keeps that somebody was refused.
 func (w *Worker) refuse(ctx context.Context, alert, by, why string) {
 	w.refused.Add(1)
+	if !w.refusals.Allow() {
+		return
+	}
 	w.event(ctx, fleet.AlertEvent{AlertID: alert, Event: "refused", By: clip(by, 200), Message: clip(why, 500)})
 }

@@ -144,15 +144,18 @@ func TestForgedLinks(t *testing.T) {
 	if len(w.resumed()) != 0 {
 		t.Error("a forged link has answered")
 	}
-	refused := 0
-	for _, ev := range w.events() {
-		if ev.Event == "refused" {
-			refused++
-		}
-	}
+	refused := len(refusals(w))
 	s, err := call[fleet.EscalationStatusReply](w, "status", fleet.EscalationStatus{})
 	if err != nil || refused != 14 || s.Refused != 14 {
 		t.Errorf("%d refusals kept, %d counted, %v; want 14", refused, s.Refused, err)
+	}
+	// Whoever does so by the thousand fills no stream.
+	for range 1000 {
+		browser(e, http.MethodGet, base+"/escalation/x", nil)
+	}
+	s, err = call[fleet.EscalationStatusReply](w, "status", fleet.EscalationStatus{})
+	if kept := len(refusals(w)); err != nil || kept < 100 || kept > 500 || s.Refused != 1014 {
+		t.Errorf("%d refusals kept, %d counted, %v; want a little more than 100 of 1014", kept, s.Refused, err)
 	}
 }
 

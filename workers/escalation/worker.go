@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"parley/bus"
 	policy "parley/escalation"
 	"parley/subjects"
@@ -112,9 +114,10 @@ type Worker struct {
 	started time.Time
 	key     atomic.Pointer[[]byte]
 
-	ready   atomic.Bool
-	refused atomic.Uint64
-	wake    chan struct{} // has room for one: the view has changed
+	ready    atomic.Bool
+	refused  atomic.Uint64
+	refusals *rate.Limiter // of those that are kept
+	wake     chan struct{} // has room for one: the view has changed
 
 	mu   sync.Mutex // guards view
 	view *view
@@ -129,6 +132,7 @@ func New(cfg Config) (*Worker, error) {
 	return &Worker{
 		cfg: cfg, bus: cfg.Bus, log: cfg.Log.With(slog.String("component", "escalation")),
 		lines: &changeLog{path: cfg.ChangeLog}, wake: make(chan struct{}, 1), view: newView(),
+		refusals: rate.NewLimiter(refusalsPerSecond, refusalsAtOnce),
 	}, nil
 }
 

@@ -57,13 +57,29 @@ func first(p params, name string) string {
 // admit says who calls and whether they may. version is what the request says
 // besides its parameters.
 func (w *Worker) admit(ctx context.Context, p params, peer peer, version string) (*call, error) {
-	if !w.ready.Load() {
-		f := faultf(kindUnavailable, "the gateway is starting or stopping; repeat the call")
-		f.retry = time.Second
-		return nil, f
+	if err := w.serving(); err != nil {
+		return nil, err
 	}
 	id, err := w.auth.identify(ctx, p, peer)
 	if err != nil {
+		return nil, err
+	}
+	return w.admitAs(id, p, version)
+}
+
+// serving refuses calls while the gateway cannot answer them.
+func (w *Worker) serving() error {
+	if w.ready.Load() {
+		return nil
+	}
+	f := faultf(kindUnavailable, "the gateway is starting or stopping; repeat the call")
+	f.retry = time.Second
+	return f
+}
+
+// admitAs admits a caller whose identity is proved.
+func (w *Worker) admitAs(id subjects.AgentID, p params, version string) (*call, error) {
+	if err := w.serving(); err != nil {
 		return nil, err
 	}
 	if err := w.limits.take(id); err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/workers/gateway/a2anats"
 )
 
 // HealthURI names the extension by which a card tells how well its agents are.
@@ -94,9 +95,15 @@ func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2
 			c.Description += ", on " + clean(w1.Model)
 		}
 	}
-	for _, i := range []struct{ binding, url string }{
-		{bindingRPC, at.url + pathRPC}, {bindingREST, at.url + pathRPC}, {bindingGRPC, at.host},
-	} {
+	type door struct{ binding, url string }
+	var doors []door
+	if at.url != "" { // over NATS nobody may know
+		doors = append(doors, door{bindingRPC, at.url + pathRPC}, door{bindingREST, at.url + pathRPC}, door{bindingGRPC, at.host})
+	}
+	if w.cfg.NATS != "" && w.cfg.NATSURL != "" {
+		doors = append(doors, door{a2anats.Binding, strings.TrimSuffix(w.cfg.NATSURL, "/") + "/" + w.cfg.NATS})
+	}
+	for _, i := range doors {
 		c.SupportedInterfaces = append(c.SupportedInterfaces, &a2apb.AgentInterface{
 			Url: i.url, ProtocolBinding: i.binding, ProtocolVersion: protocolVersion, Tenant: string(agent),
 		})

@@ -211,7 +211,7 @@ func (w *Worker) events(ctx context.Context, from subjects.AgentID, id subjects.
 
 // picture reads a task as it is now.
 func (w *Worker) picture(ctx context.Context, from subjects.AgentID, id subjects.TaskID) (*picture, error) {
-	p := new(picture)
+	p := &picture{quiet: true}
 	err := w.events(ctx, from, id, 0, func(ev *fleet.Event) error { p.add(ev); return nil })
 	if err == nil && p.task == nil {
 		err = noTask(id)
@@ -219,6 +219,8 @@ func (w *Worker) picture(ctx context.Context, from subjects.AgentID, id subjects
 	if err != nil {
 		return nil, err
 	}
+	p.quiet = false
+	p.report()
 	return p, nil
 }
 

@@ -52,6 +52,7 @@ type picture struct {
 	seq    uint64
 	last   *fleet.Event
 	result *fleet.Result // once it has ended
+	quiet  bool          // nobody wants frames; report is called when the task is wanted
 }
 
 // add takes in the next record and returns what a stream tells of it.
@@ -78,7 +79,10 @@ func (p *picture) add(ev *fleet.Event) []frame {
 		out = append(out, p.outcome(ev)...)
 	}
 	p.status(ev)
-	p.task.Metadata = toStruct(map[string]any{ContractURI: contractOf(ev, p.result)})
+	if p.quiet {
+		return nil
+	}
+	p.report()
 	switch ev.Kind {
 	case fleet.KindQueued:
 		out = append(out, &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_Task{Task: p.snapshot()}})
@@ -94,6 +98,11 @@ func (p *picture) add(ev *fleet.Event) []frame {
 		frames[i] = frame{id: frameID(ev.Seq, i, len(out)), msg: msg}
 	}
 	return frames
+}
+
+// report says in the task's metadata how it is.
+func (p *picture) report() {
+	p.task.Metadata = toStruct(map[string]any{ContractURI: contractOf(p.last, p.result)})
 }
 
 // frameID is the id of frame i of n of a record.
@@ -239,7 +248,10 @@ func (p *picture) freeID(id string, seq uint64) string {
 
 // artifact takes in an artifact, whole or a chunk.
 func (p *picture) artifact(a *a2apb.Artifact, more, last bool) *a2apb.StreamResponse {
-	told := cloned(a)
+	var told *a2apb.Artifact
+	if !p.quiet {
+		told = cloned(a)
+	}
 	i := 0
 	for i < len(p.task.Artifacts) && p.task.Artifacts[i].ArtifactId != a.ArtifactId {
 		i++
@@ -252,6 +264,9 @@ func (p *picture) artifact(a *a2apb.Artifact, more, last bool) *a2apb.StreamResp
 		p.task.Artifacts[i].Parts = append(p.task.Artifacts[i].Parts, a.Parts...)
 	default:
 		p.task.Artifacts[i] = a
+	}
+	if p.quiet {
+		return nil
 	}
 	return &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_ArtifactUpdate{ArtifactUpdate: &a2apb.TaskArtifactUpdateEvent{
 		TaskId: p.task.Id, ContextId: p.task.ContextId, Artifact: told, Append: more, LastChunk: last,

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math"
 	"mime"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -86,19 +85,9 @@ func (w *Worker) guarded(next http.Handler) http.Handler {
 	})
 }
 
-// hostAllowed keeps pages of the web from a gateway that asks nobody who they
-// are: such a one answers only under names that mean this machine.
+// hostAllowed reports whether a request that names host is served.
 func (w *Worker) hostAllowed(host string) bool {
-	if w.auth.cfg.required() || w.cfg.Open {
-		return true
-	}
-	name := host
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		name = h
-	}
-	name = strings.Trim(name, "[]")
-	ip := net.ParseIP(name)
-	return strings.EqualFold(name, "localhost") || ip != nil && ip.IsLoopback() || w.publicHost != "" && strings.EqualFold(name, w.publicHost)
+	return hostAllowed(host, w.publicHost, w.auth.cfg.required() || w.cfg.Open)
 }
 
 // baseOf is where the client reached us, or where we are told that it does.

@@ -219,7 +219,7 @@ func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessag
 		return nil, err
 	}
 	defer w.feed.unwatch(s.watch)
-	p := new(picture)
+	p := &picture{quiet: true}
 	err = w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
 		p.add(ev)
 		if ev.Seq < s.since {
@@ -233,6 +233,7 @@ func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessag
 	if err != nil {
 		return nil, err
 	}
+	p.report()
 	if r := p.result; r != nil && r.AsMessage && r.Status == fleet.StatusDone {
 		return &a2apb.SendMessageResponse{Payload: &a2apb.SendMessageResponse_Message{Message: p.answer()}}, nil
 	}

@@ -40,6 +40,11 @@ type Config struct {
 	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
 	PushEndpoint string
 
+	// NATS is the root of the subjects on which the NATS binding is served, such
+	// as fleet.a2a; absent: it is not. NATSURL is where clients reach the server,
+	// for cards; absent: cards do not name the binding.
+	NATS, NATSURL string
+
 	KeepAlive    time.Duration // between comments on a quiet stream; absent 15 s
 	WriteTimeout time.Duration // for a reader that does not read; absent 30 s
 
@@ -75,6 +80,7 @@ type Worker struct {
 	signer  *cardSigner // nil: cards are not signed
 	feed    *feed
 	push    *pusher // nil: not supported
+	nats    *natsDoor
 	listing listing
 	cards   seen
 	ready   atomic.Bool
@@ -120,6 +126,7 @@ func New(cfg Config) (*Worker, error) {
 	}
 	w.ops = w.operations()
 	w.rpc = newGRPC(w)
+	w.nats = newNATS(w, cfg.NATS)
 	w.work, w.stop = context.WithCancel(context.Background())
 	return w, nil
 }
@@ -152,16 +159,35 @@ func (w *Worker) Run(ctx context.Context) error {
 		defer pushing.Wait()
 		pushing.Go(func() { w.push.run(ctx) })
 	}
-	err := w.cfg.Bus.Tail(ctx, bus.Tail{
+	run, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	var over sync.WaitGroup
+	defer over.Wait()
+	defer fail(nil)
+	err := w.cfg.Bus.Tail(run, bus.Tail{
 		Stream: subjects.StreamTasks, Subjects: []string{subjects.TaskPattern}, LastPerSubject: true,
 		Handle: w.feed.record,
 		CaughtUp: func(uint64) {
-			w.ready.Store(true)
-			w.log.Info("gateway serves")
+			serving := func() {
+				w.ready.Store(true)
+				w.log.Info("gateway serves")
+			}
+			if w.cfg.NATS == "" {
+				serving()
+				return
+			}
+			over.Go(func() {
+				if err := w.nats.run(run, serving); err != nil {
+					fail(err)
+				}
+			})
 		},
 	})
+	if err == nil && ctx.Err() == nil {
+		err = context.Cause(run) // of the NATS binding
+	}
 	if err != nil {
-		return fmt.Errorf("gateway: read the records: %w", err)
+		return fmt.Errorf("gateway: %w", err)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ func (w *Worker) service() bus.Service {
 		Description: "Parley: dispatch tasks to a fleet of agents and follow them",
 		Metadata:    map[string]string{"kind": "router", "router_id": string(w.cfg.ID)},
 		Concurrency: 1 << 14, // callers that wait cost a goroutine each
+		Figures:     func() any { return w.Figures() },
 	}
 	for _, e := range []struct {
 		noun, verb, does string

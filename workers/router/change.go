@@ -148,6 +148,7 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 	if err != nil {
 		return err
 	}
+	w.figures.count(n)
 	cur.lastSeq = seq
 	if n.Kind == fleet.KindWorking && plant.Sometimes("two_leases", 50) {
 		return w.store(ctx, &view{ev: n, lastSeq: seq, firstSeq: cur.firstSeq}, working(n, holderOf(n), time.Now()))

@@ -42,8 +42,12 @@ const (
 	secEnd    = 'Z'
 )
 
-// checkpoint writes the index.
-func (w *Worker) checkpoint(ctx context.Context) error {
+// restShare is how much longer a checkpoint rests than it works: what it sends
+// would otherwise have dispatches wait.
+const restShare = 4
+
+// checkpoint writes the index; leisurely unless the router stops.
+func (w *Worker) checkpoint(ctx context.Context, leisurely bool) error {
 	st, err := w.bus.StreamState(ctx, subjects.StreamTasks)
 	if err != nil {
 		return err
@@ -53,7 +57,19 @@ func (w *Worker) checkpoint(ctx context.Context) error {
 	go func() { // ends with the pipe
 		defer close(done)
 		out := &encoder{w: bufio.NewWriterSize(pipe, 1<<16)}
-		w.writeIndex(out, st.Created)
+		began := time.Now()
+		w.writeIndex(out, st.Created, func() {
+			if !leisurely {
+				return
+			}
+			rest := time.NewTimer(restShare * time.Since(began))
+			defer rest.Stop()
+			select {
+			case <-rest.C:
+			case <-ctx.Done():
+			}
+			began = time.Now()
+		})
 		_ = pipe.CloseWithError(errors.Join(out.err, out.w.Flush()))
 	}()
 	err = w.index.Put(ctx, checkpointName, r)
@@ -65,9 +81,10 @@ func (w *Worker) checkpoint(ctx context.Context) error {
 	return nil
 }
 
-// writeIndex scans the index chunk by chunk, so that the router goes on
-// routing meanwhile.
-func (w *Worker) writeIndex(out *encoder, stream time.Time) {
+// writeIndex scans the index part by part and writes between the looks, so that
+// the router goes on routing meanwhile, however slowly out is read. It calls
+// rest after each part.
+func (w *Worker) writeIndex(out *encoder, stream time.Time, rest func()) {
 	out.text(checkpointMagic)
 	out.num(uint64(stream.UnixNano()))
 	w.mu.Lock()
@@ -84,51 +101,83 @@ func (w *Worker) writeIndex(out *encoder, stream time.Time) {
 		out.num(uint64(t.Ended.UnixNano()))
 	}
 	known := make(map[uint32]string) // class numbers written, by what they meant
-	for first := slot(1); ; first += chunkSize {
+	part := make([]saved, 0, savePart)
+	for next, more := slot(1), true; more; {
 		w.mu.Lock()
-		c := w.core
-		if first > c.x.top {
-			w.mu.Unlock()
-			break
-		}
-		for s := first; s <= c.x.top && s < first+chunkSize; s++ {
-			if e := c.x.at(s); e.id.kind != 0 {
-				c.writeEntry(out, s, e, known)
-			}
-		}
+		part, next, more = w.core.save(part[:0], next, known)
 		w.mu.Unlock()
+		for i := range part {
+			part[i].write(out)
+		}
+		rest()
 	}
 	out.section(secEnd)
 }
 
-func (c *core) writeEntry(out *encoder, s slot, e *entry, known map[uint32]string) {
-	if e.state != codeOfState(fleet.StateQueued) {
-		h := c.hot[s]
-		if h == nil {
-			return
+// savePart is how many slots are looked at under the router's lock at a time.
+const savePart = 512
+
+// saved is what a checkpoint keeps of an entry, or of a class before the first
+// entry of it. What ev and need point to is never changed.
+type saved struct {
+	ev      *fleet.Event // of a busy task
+	need    *Need        // of a class
+	id      subjects.TaskID
+	from    subjects.AgentID
+	session subjects.SessionID
+	class   uint32
+	entry   entry
+}
+
+// save appends what a checkpoint keeps of the slots from next on, savePart of
+// them, and returns the slot to go on from.
+func (c *core) save(part []saved, next slot, known map[uint32]string) (_ []saved, _ slot, more bool) {
+	end := min(next+savePart, c.x.top+1)
+	for s := next; s < end; s++ {
+		e := c.x.at(s)
+		if e.id.kind == 0 {
+			continue
 		}
+		if e.state != codeOfState(fleet.StateQueued) {
+			if h := c.hot[s]; h != nil {
+				part = append(part, saved{ev: h.ev, entry: *e})
+			}
+			continue
+		}
+		cl := c.byNum[e.class]
+		if known[e.class] != cl.Key() {
+			known[e.class] = cl.Key()
+			need := cl.need
+			part = append(part, saved{need: &need, class: e.class})
+		}
+		part = append(part, saved{id: c.x.id(s), from: c.x.from(e), session: c.sessions[s], entry: *e})
+	}
+	return part, end, end <= c.x.top
+}
+
+func (v *saved) write(out *encoder) {
+	e := &v.entry
+	switch {
+	case v.ev != nil:
 		out.section(secBusy)
 		out.num(e.lastSeq)
 		out.num(e.firstSeq)
-		out.text(string(fleet.MustEncode(h.ev)))
-		return
-	}
-	cl := c.byNum[e.class]
-	if known[e.class] != cl.Key() {
-		known[e.class] = cl.Key()
+		out.text(string(fleet.MustEncode(v.ev)))
+	case v.need != nil:
 		out.section(secClass)
-		out.num(uint64(e.class))
-		out.text(string(fleet.MustEncode(cl.need)))
-	}
-	out.section(secQueued)
-	out.text(string(c.x.id(s)))
-	out.text(string(c.x.from(e)))
-	out.text(string(c.sessions[s]))
-	for _, n := range [...]uint64{
-		uint64(e.class), e.lastSeq, e.firstSeq, uint64(e.created), uint64(e.deadline), uint64(e.due),
-		uint64(e.attempt), uint64(e.priority),
-	} {
-		out.num(n)
+		out.num(uint64(v.class))
+		out.text(string(fleet.MustEncode(v.need)))
+	default:
+		out.section(secQueued)
+		out.text(string(v.id))
+		out.text(string(v.from))
+		out.text(string(v.session))
+		for _, n := range [...]uint64{
+			uint64(e.class), e.lastSeq, e.firstSeq, uint64(e.created), uint64(e.deadline), uint64(e.due),
+			uint64(e.attempt), uint64(e.priority),
+		} {
+			out.num(n)
+		}
 	}
 }
 

@@ -66,6 +66,10 @@ func (c *core) remembers() map[subjects.TaskID]remembered {
 	return out
 }
 
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 func TestACheckpointIsTheIndex(t *testing.T) {
 	t.Parallel()
 	c := testCore()
@@ -77,7 +81,7 @@ func TestACheckpointIsTheIndex(t *testing.T) {
 		}
 		c.apply(ev, seq, now0)
 	}
-	for i := range 500 {
+	for i := range savePart + 100 {
 		more := fmt.Sprintf(`,"priority":%q,"agent":"a%d"`, levels[i%4], i%7)
 		if i%5 == 0 {
 			more += `,"session_id":"a2a-20251122T120000Z-7f3a9c21"`
@@ -99,9 +103,19 @@ func TestACheckpointIsTheIndex(t *testing.T) {
 
 	save := func(c *core) []byte {
 		var buf bytes.Buffer
-		out := &encoder{w: bufio.NewWriter(&buf)}
 		worker := &Worker{core: c, tail: seq}
-		worker.writeIndex(out, now0)
+		out := &encoder{w: bufio.NewWriterSize(writerFunc(func(p []byte) (int, error) {
+			if !worker.mu.TryLock() { // what reads this may be slow
+				t.Fatal("the router stands still while a checkpoint is written")
+			}
+			worker.mu.Unlock()
+			return buf.Write(p)
+		}), 16)}
+		parts := 0
+		worker.writeIndex(out, now0, func() { parts++ })
+		if want := (int(c.x.top) + savePart - 1) / savePart; parts != want {
+			t.Errorf("rested %d times, want %d", parts, want)
+		}
 		if err := out.w.Flush(); err != nil || out.err != nil {
 			t.Fatal(err, out.err)
 		}

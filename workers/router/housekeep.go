@@ -32,7 +32,7 @@ func (w *Worker) housekeep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			last, cancel := context.WithTimeout(w.work, stopGrace/2)
-			w.saveIfNew(last, saved)
+			w.saveIfNew(last, saved, false)
 			cancel()
 			return
 		case <-disk.C:
@@ -40,9 +40,10 @@ func (w *Worker) housekeep(ctx context.Context) {
 			w.makeSure(ctx)
 		case <-save.C:
 			began := time.Now()
-			saved = w.saveIfNew(ctx, saved)
-			// A large index is written seldom enough to cost one part in twenty.
-			save.Reset(max(checkpointEvery, 20*time.Since(began)))
+			saved = w.saveIfNew(ctx, saved, true)
+			// A large index is written seldom enough to cost one part in twenty;
+			// most of the time that it takes is rest.
+			save.Reset(max(checkpointEvery, 20/(1+restShare)*time.Since(began)))
 		case <-sweep.C:
 			if w.owns("sweep") {
 				if err := w.sweep(ctx); err != nil && ctx.Err() == nil {
@@ -60,14 +61,14 @@ func (w *Worker) owns(job string) bool {
 }
 
 // saveIfNew writes a checkpoint if anything was recorded since the last.
-func (w *Worker) saveIfNew(ctx context.Context, saved uint64) uint64 {
+func (w *Worker) saveIfNew(ctx context.Context, saved uint64, leisurely bool) uint64 {
 	w.mu.Lock()
 	tail := w.tail
 	w.mu.Unlock()
 	if tail == saved || !w.owns("checkpoint") {
 		return saved
 	}
-	if err := w.checkpoint(ctx); err != nil {
+	if err := w.checkpoint(ctx, leisurely); err != nil {
 		if ctx.Err() == nil {
 			w.log.Warn("save the index", slog.Any("error", err))
 		}

@@ -23,8 +23,24 @@ var errBehind = errors.New("the record is behind what the agent says")
 
 // onResult takes in TASK_RESULT, or prose that contains one.
 func (w *Worker) onResult(ctx context.Context, m bus.Msg) {
+	r, err := fleet.ReadResult(m.Data)
+	if err != nil || !isFailure(r) {
+		w.takeResult(ctx, m, r, err)
+		return
+	}
+	if w.failures.turn(ctx, w.pool.Go, func() { w.takeResult(w.patience(), m, r, nil) }) {
+		return
+	}
+	if m.Reply == "" { // it will not come again
+		w.takeResult(ctx, m, r, nil)
+		return
+	}
+	w.comeAgain(m)
+}
+
+// takeResult takes in what was read from m.
+func (w *Worker) takeResult(ctx context.Context, m bus.Msg, r *fleet.Result, err error) {
 	w.report(m, subjects.ResultPattern, func(c claim, task subjects.TaskID) (*fleet.Event, error) {
-		r, err := fleet.ReadResult(m.Data)
 		if err != nil {
 			return nil, err
 		}

@@ -94,7 +94,7 @@ const (
 	idleWorkers   = 256              // goroutines kept for the next message
 	stopGrace     = 10 * time.Second // to finish what is in hand
 	maxReports    = 128              // results in hand, and progress messages: when very many tasks end at once, dispatches go between them
-	maxDoing      = 512              // effects at once, offers apart: a million tasks may end at one instant
+	maxDoing      = 32               // effects at once, offers apart: a million tasks may end at one instant
 )
 
 // Worker is a router. New wires it, Run does everything.
@@ -108,12 +108,14 @@ type Worker struct {
 	// writePrefix is what the ids of this router's writes begin with.
 	writePrefix string
 
-	records bus.RecordWriter
-	drive   *bus.KV
-	idem    *bus.KV
-	index   *bus.Objects
-	schemas schemaCache
-	ledger  *ledger
+	records  bus.RecordWriter
+	drive    *bus.KV
+	idem     *bus.KV
+	index    *bus.Objects
+	schemas  schemaCache
+	ledger   *ledger
+	failures failures
+	figures  figures
 
 	ready     atomic.Bool
 	full      atomic.Bool   // the stream is above its disk guard
@@ -147,8 +149,8 @@ func New(cfg Config) (*Worker, error) {
 		cfg: cfg, bus: cfg.Bus, set: set,
 		ledger:  &ledger{spent: make(map[string]int64), own: make(map[uint64]struct{})},
 		log:     cfg.Log.With(slog.String("component", "router"), slog.String("router_id", string(cfg.ID))),
-		writing: make(map[string]struct{}),
-		core:    newCore(cfg.ID, cfg.MaxQueued, maxHotQueued, rememberEnded),
+		writing: make(map[string]struct{}), failures: newFailures(),
+		core: newCore(cfg.ID, cfg.MaxQueued, maxHotQueued, rememberEnded),
 	}, nil
 }
 
@@ -171,6 +173,7 @@ func (w *Worker) Ready() error {
 func (w *Worker) Run(ctx context.Context) error {
 	now := time.Now()
 	w.epoch = now.UnixNano()
+	w.figures.since.Store(w.epoch)
 	w.writePrefix = string(w.cfg.ID) + "-" + strconv.FormatInt(w.epoch, 36) + "-"
 	work, abort := context.WithCancel(context.WithoutCancel(ctx)) // what is in hand outlives ctx
 	defer abort()

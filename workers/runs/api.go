@@ -29,9 +29,10 @@ func (w *Worker) service() bus.Service {
 		handle               func(ctx context.Context, from subjects.AgentID, data []byte) (any, error)
 	}{
 		{"start", "TASK_DEFINITION", "Started", w.start},
-		{"get", "Ref", "RUN_RECORD", w.get},
+		{"get", "Ref", "RUN_RECORD", w.readRun},
 		{"list", "", "List", w.list},
 		{"output", "Ref", "Output", w.readOutput},
+		{"part", "PartRef", "Part", w.readPart},
 		{"cancel", "Ref", "RUN_RECORD", w.change(cancelRun)},
 		{"pause", "Ref", "RUN_RECORD", w.change(pauseRun)},
 		{"resume", "Ref", "RUN_RECORD", w.change(resumeRun)},
@@ -76,6 +77,9 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) 
 	if d.TaskID == "" {
 		d.TaskID = subjects.RunID("run-" + strings.ToLower(rand.Text()[:16]))
 	}
+	if err = w.roomForMore(ctx); err != nil {
+		return nil, err
+	}
 	now := time.Now().UTC()
 	timeout := time.Duration(d.Timeout * float64(time.Second))
 	if timeout == 0 {
@@ -107,6 +111,20 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) 
 	return &run.Started{RunID: was.RunID, State: was.State, Duplicate: true}, nil
 }
 
+// roomForMore refuses new runs before the stream is full: the rest is for those
+// that are under way.
+func (w *Worker) roomForMore(ctx context.Context) error {
+	const part = 0.8
+	s, err := w.cfg.Bus.StreamState(ctx, subjects.StreamRuns)
+	switch {
+	case err != nil:
+		return notStored(err)
+	case s.MaxBytes > 0 && float64(s.Bytes) > part*float64(s.MaxBytes):
+		return notStored(bus.ErrFull)
+	}
+	return nil
+}
+
 func same(a, b *run.Definition) bool {
 	return string(fleet.MustEncode(a)) == string(fleet.MustEncode(b))
 }
@@ -129,7 +147,7 @@ func (w *Worker) last(ctx context.Context, who subjects.AgentID, id subjects.Run
 		if err != nil {
 			return nil, 0, err
 		}
-		if w.mayRead(who, r) {
+		if w.mayRead(who, r.From) {
 			return r, m.Seq, nil
 		}
 	}
@@ -137,7 +155,7 @@ func (w *Worker) last(ctx context.Context, who subjects.AgentID, id subjects.Run
 		WithRemedy("parley run ls  lists them")
 }
 
-func (w *Worker) get(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+func (w *Worker) readRun(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
 	q, err := fleet.DecodeRequest[run.Ref](data)
 	if err != nil {
 		return nil, err
@@ -151,24 +169,37 @@ func (w *Worker) list(_ context.Context, from subjects.AgentID, _ []byte) (any, 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, known := range w.runs {
-		r := known.rec
-		if !w.mayRead(from, r) || r.Ended != nil && time.Since(*r.Ended) > keepEnded {
+		if !w.mayRead(from, known.sum.From) || known.ended != nil && time.Since(*known.ended) > keepEnded {
 			continue
 		}
-		s := run.Summary{
-			RunID: r.RunID, From: r.From, State: r.State, Description: r.Definition.Description,
-			Created: r.Created, Nodes: len(r.Nodes), Tokens: r.Tokens,
-		}
-		for _, n := range r.Nodes {
-			if n.State == run.Done {
-				s.Done++
-			}
-		}
-		l.Runs = append(l.Runs, s)
+		l.Runs = append(l.Runs, known.sum)
 	}
 	slices.SortFunc(l.Runs, func(a, b run.Summary) int { return b.Created.Compare(a.Created) })
 	l.Runs = l.Runs[:min(len(l.Runs), maxListed)]
 	return l, nil
+}
+
+// summary is a run in a list.
+func summary(r *run.Record) run.Summary {
+	s := run.Summary{
+		RunID: r.RunID, From: r.From, State: r.State, Description: r.Definition.Description,
+		Created: r.Created, Nodes: len(r.Nodes), Tokens: r.Tokens,
+	}
+	for _, n := range r.Nodes {
+		if n.State == run.Done {
+			s.Done++
+		}
+	}
+	return s
+}
+
+// ended is a run that has an output.
+func (w *Worker) endedRun(ctx context.Context, from subjects.AgentID, id subjects.RunID) (*run.Record, error) {
+	r, _, err := w.last(ctx, from, id)
+	if err == nil && !r.State.Ended() {
+		err = subjects.Errorf(subjects.CodeUnavailable, "the run is %s: it has no output yet", r.State).RetryAfter(time.Second)
+	}
+	return r, err
 }
 
 func (w *Worker) readOutput(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
@@ -176,14 +207,29 @@ func (w *Worker) readOutput(ctx context.Context, from subjects.AgentID, data []b
 	if err != nil {
 		return nil, err
 	}
-	r, _, err := w.last(ctx, from, q.RunID)
+	r, err := w.endedRun(ctx, from, q.RunID)
 	if err != nil {
 		return nil, err
 	}
-	if !r.State.Ended() {
-		return nil, subjects.Errorf(subjects.CodeUnavailable, "the run is %s: it has no output yet", r.State).RetryAfter(time.Second)
+	page, err := w.page(ctx, r, 0, maxDocument)
+	if err == nil && page.size > maxDocument {
+		err = subjects.Errorf(subjects.CodePayloadTooLarge, "the document has %d bytes, which no message holds", page.size).
+			WithRemedy("parley run output reads it in parts (run part)")
 	}
-	return w.output(ctx, r)
+	return page.data, err
+}
+
+func (w *Worker) readPart(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	q, err := fleet.DecodeRequest[run.PartRef](data)
+	if err != nil {
+		return nil, err
+	}
+	r, err := w.endedRun(ctx, from, q.RunID)
+	if err != nil {
+		return nil, err
+	}
+	page, err := w.page(ctx, r, q.Offset, partSize)
+	return &run.Part{RunID: r.RunID, Offset: q.Offset, Size: page.size, Data: page.data}, err
 }
 
 // change answers a call that changes a run; f returns nil when there is nothing
@@ -242,9 +288,6 @@ func retryRun(r *run.Record, _ string, now time.Time) (*run.Record, error) {
 	next := Retry(r, now.Add(r.Deadline.Sub(r.Created)).Truncate(time.Millisecond))
 	if next == nil && !r.State.Ended() {
 		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "the run is %s still", r.State).WithRemedy("wait for its end, or cancel it")
-	}
-	if next != nil {
-		next.Cancel = ""
 	}
 	return next, nil
 }

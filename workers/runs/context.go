@@ -1,14 +1,9 @@
 package runs
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"path"
-	"path/filepath"
-	"time"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -18,134 +13,130 @@ import (
 // maxContext bounds what a node is told of those before it, in bytes.
 const maxContext = 512 << 10
 
+// before is what a task is told of what came before.
+type before struct {
+	quoted run.Quoted
+	block  contextBlock
+}
+
+// contextBlock is S2's context, as it stands in a brief.
+type contextBlock struct {
+	PreviousResults []run.Previous  `json:"previous_results"`
+	SharedData      json.RawMessage `json:"shared_data,omitzero"`
+	Item            json.RawMessage `json:"item,omitzero"` // of a fan-out
+	Index           *int            `json:"index,omitempty"`
+}
+
 // dispatchOf is the task of a node: the same bytes whoever makes it.
-func (w *Worker) dispatchOf(ctx context.Context, rec *run.Record, d *run.Node, task subjects.TaskID) (*fleet.Dispatch, error) {
-	previous, outputs, err := w.previous(ctx, rec, d)
+func (w *Worker) dispatchOf(ctx context.Context, rec *run.Record, node *run.Node, task subjects.TaskID) (*fleet.Dispatch, error) {
+	d, t, err := w.prepare(ctx, rec, node)
 	if err != nil {
 		return nil, err
 	}
-	told, err := fleet.Encode(struct {
-		PreviousResults []run.Previous  `json:"previous_results"`
-		SharedData      json.RawMessage `json:"shared_data,omitempty"`
-	}{previous, rec.Definition.SharedData})
-	if err != nil {
-		return nil, err
-	}
-	brief := run.Quote(d.Brief, outputs)
-	if brief == "" {
-		brief = rec.Definition.Description
-	}
-	if brief == "" {
-		brief = "Do your part of the run " + string(rec.RunID) + "."
-	}
-	if len(previous) > 0 || len(rec.Definition.SharedData) > 0 {
-		brief += "\n\n# Context (JSON)\n\n" + string(told)
-	}
-	out := &fleet.Dispatch{
-		Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version},
-		Task: fleet.Task{
-			TaskID: task, Priority: rec.Definition.Priority, TokenBudget: d.TokenBudget, Type: rec.Definition.TaskType,
-			TimeoutSeconds: d.Timeout, MaxRetries: d.MaxRetries, Agent: d.AgentID, Alternatives: d.Alternatives,
-			ResultSchema: d.ResultSchema, RunID: rec.RunID, Escalate: fleet.EscalateNever,
-		},
-		Deadline: &rec.Deadline, Brief: brief,
-	}
-	if d.Requirements != nil {
-		out.Requirements = *d.Requirements
-	}
-	return out, nil
+	d.Task.TaskID, d.Task.SessionID = task, rec.SessionID
+	return t.brief(d, node.Brief)
 }
 
-// previous is what a node is told of those that it depends on.
-func (w *Worker) previous(ctx context.Context, rec *run.Record, d *run.Node) (list []run.Previous, outputs map[run.NodeID]string, err error) {
-	list, outputs = []run.Previous{}, map[run.NodeID]string{}
+// prepare is what the tasks of a node have in common.
+func (w *Worker) prepare(ctx context.Context, rec *run.Record, node *run.Node) (*fleet.Dispatch, before, error) {
+	d := node.Dispatch(&rec.Definition)
+	d.Task.RunID, d.Task.RunBudget, d.Deadline = rec.RunID, rec.Definition.TokenBudget, &rec.Deadline
+	if d.Brief == "" {
+		d.Brief = rec.Definition.Description
+	}
+	if d.Brief == "" {
+		d.Brief = "Do your part of the run " + string(rec.RunID) + "."
+	}
+	t := before{quoted: run.Quoted{Outputs: map[run.NodeID]json.RawMessage{}}}
+	t.block.PreviousResults, t.block.SharedData = []run.Previous{}, rec.Definition.SharedData
 	size := 0
-	for _, dep := range d.Dependencies {
+	for _, dep := range node.Dependencies {
 		n := rec.Nodes[dep]
-		res, err := w.result(ctx, rec.RunID, n.TaskID)
+		output, err := w.outputOf(ctx, rec, dep)
 		if err != nil {
-			return nil, nil, err
+			return nil, t, err
 		}
-		p := run.Previous{AgentID: n.AgentID, Node: dep, Status: n.State, Reason: n.Reason}
-		if res != nil {
-			p.Output = res.Output
+		t.quoted.Outputs[dep] = output
+		p := run.Previous{AgentID: n.AgentID, Node: dep, Status: n.State, Reason: n.Reason, Output: output}
+		switch {
+		case node.FanOut != nil && node.FanOut.From == dep: // each item gets its own
+			p.Output = nil
+		case size+len(output) > maxContext:
+			p.Output = fleet.MustEncode(fmt.Sprintf("(%d bytes: see the output of the run)", len(output)))
+		default:
+			size += len(output)
 		}
-		if size += len(p.Output); size > maxContext {
-			p.Output = fleet.MustEncode(fmt.Sprintf("(%d bytes: see task %s)", len(p.Output), n.TaskID))
-		}
-		outputs[dep] = run.Text(p.Output)
-		list = append(list, p)
+		t.block.PreviousResults = append(t.block.PreviousResults, p)
 	}
-	return list, outputs, nil
+	return d, t, nil
 }
 
-// output is the document of a run that has ended. It follows from what is
-// stored alone.
-func (w *Worker) output(ctx context.Context, rec *run.Record) ([]byte, error) {
-	out := run.Output{
-		RunID: rec.RunID, TaskType: rec.Definition.TaskType, Description: rec.Definition.Description,
-		State: rec.State, Reason: rec.Reason, Created: rec.Created, Ended: *rec.Ended, Tokens: rec.Tokens,
+// item is the task of an item of a fan-out.
+func (t before) item(base *fleet.Dispatch, node *run.Node, task subjects.TaskID, index int, item json.RawMessage) (*fleet.Dispatch, error) {
+	d := *base
+	d.Task.TaskID = task
+	t.quoted.Item, t.quoted.Index = item, index
+	t.block.Item, t.block.Index = item, &index
+	return t.brief(&d, node.Brief)
+}
+
+// brief makes the brief of d from its template.
+func (t before) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, error) {
+	bare := d.Brief
+	if template != "" {
+		bare = run.Quote(template, t.quoted)
 	}
+	d.Brief = bare
+	if len(t.block.PreviousResults) == 0 && len(t.block.SharedData) == 0 && len(t.block.Item) == 0 {
+		return d, nil
+	}
+	block, err := fleet.Encode(t.block)
+	if err != nil {
+		return nil, err
+	}
+	d.Brief = bare + "\n\n# What came before (JSON)\n\n" + string(block)
+	if len(d.Brief) < maxContext/2 || len(fleet.MustEncode(d)) <= fleet.MaxMessage {
+		return d, nil
+	}
+	// Without what is quoted, or can be read elsewhere; whether the rest fits is
+	// the door's to say.
+	t.block.PreviousResults = append([]run.Previous{}, t.block.PreviousResults...)
+	for i := range t.block.PreviousResults {
+		t.block.PreviousResults[i].Output = fleet.MustEncode("(left out for its size: see the output of the run)")
+	}
+	d.Brief = bare + "\n\n# What came before (JSON)\n\n" + string(fleet.MustEncode(t.block))
+	return d, nil
+}
+
+// judge evaluates the condition of a node whose dependencies have ended.
+func (w *Worker) judge(ctx context.Context, rec *run.Record, name run.NodeID) (Verdict, error) {
 	for i := range rec.Definition.Agents {
-		name := rec.Definition.Agents[i].Name()
-		n := rec.Nodes[name]
-		res, err := w.result(ctx, rec.RunID, n.TaskID)
+		node := &rec.Definition.Agents[i]
+		if node.Name() != name {
+			continue
+		}
+		c, err := run.Compile(node.When)
 		if err != nil {
-			return nil, err
+			return Verdict{Err: err.Error()}, nil
 		}
-		out.Results = append(out.Results, run.Result{Node: name, Status: n, Result: res})
-	}
-	raw, err := fleet.Encode(&out)
-	if err != nil {
-		return nil, err
-	}
-	var b bytes.Buffer
-	if err := json.Indent(&b, raw, "", "  "); err != nil {
-		return nil, err
-	}
-	b.WriteByte('\n')
-	return b.Bytes(), nil
-}
-
-// checkLocation says what is wrong with where a run is to leave its document.
-func (w *Worker) checkLocation(at string) error {
-	switch {
-	case at == "":
-		return nil
-	case w.out == nil:
-		return subjects.Errorf(subjects.CodeInvalidMessage, "this fleet writes no files").At("/output_location").
-			WithRemedy("leave it out, and read the document with run output")
-	case !filepath.IsLocal(filepath.FromSlash(at)) || path.Clean(at) == ".":
-		return subjects.Errorf(subjects.CodeInvalidMessage, "%q leads out of the output directory", at).At("/output_location").
-			WithRemedy("give a path below it, such as results/run.json")
-	}
-	return nil
-}
-
-// writeOutput leaves a run's document where it is to be: whole or not at all.
-func (w *Worker) writeOutput(ctx context.Context, rec *run.Record) error {
-	at := rec.Definition.OutputLocation
-	if at == "" || w.out == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	data, err := w.output(ctx, rec)
-	if err != nil {
-		return err
-	}
-	at = filepath.FromSlash(path.Clean(at))
-	if dir := filepath.Dir(at); dir != "." {
-		if err := w.out.MkdirAll(dir, 0o750); err != nil {
-			return fmt.Errorf("make the directory of the output: %w", err)
+		b := run.Before{Outputs: map[run.NodeID]json.RawMessage{}, Status: map[run.NodeID]run.State{}, Shared: rec.Definition.SharedData}
+		for _, dep := range node.Dependencies {
+			b.Status[dep] = rec.Nodes[dep].State
+			var output json.RawMessage
+			output, err = w.outputOf(ctx, rec, dep)
+			if subjects.CodeOf(err) == subjects.CodePayloadTooLarge {
+				return Verdict{Err: err.Error()}, nil
+			}
+			if err != nil {
+				return Verdict{}, err
+			}
+			b.Outputs[dep] = output
 		}
+		holds, err := c.Holds(b)
+		if err != nil {
+			return Verdict{Err: err.Error()}, nil //nolint:nilerr // that is what the verdict says
+		}
+		return Verdict{Begin: holds}, nil
 	}
-	temp := at + "." + string(rec.RunID) + ".tmp"
-	if err := w.out.WriteFile(temp, data, 0o600); err != nil {
-		return fmt.Errorf("write the output: %w", err)
-	}
-	if err := w.out.Rename(temp, at); err != nil {
-		return errors.Join(fmt.Errorf("write the output: %w", err), w.out.Remove(temp))
-	}
-	return nil
+	return Verdict{Err: "there is no such node"}, nil
 }

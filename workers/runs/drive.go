@@ -4,10 +4,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,51 +24,83 @@ import (
 // TaskID is the task of a node's generation: always the same one, so that
 // whoever dispatches it again dispatches nothing new.
 func TaskID(r subjects.RunID, n run.NodeID, generation int) subjects.TaskID {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %d", r, n, generation))
+	return hashed("%s %s %d", r, n, generation)
+}
+
+// ItemID is the task of an item of a fan-out in a generation.
+func ItemID(r subjects.RunID, n run.NodeID, generation, index int) subjects.TaskID {
+	return hashed("%s %s %d %d", r, n, generation, index)
+}
+
+func hashed(format string, args ...any) subjects.TaskID {
+	sum := sha256.Sum256(fmt.Appendf(nil, format, args...))
 	return subjects.TaskID("run-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20])))
 }
 
-// drive carries a run on until it ends, or is another worker's.
-func (w *Worker) drive(ctx context.Context, id subjects.RunID, l *live) {
-	log := w.log.With(slog.String("run_id", string(id)))
-	told := map[subjects.TaskID]bool{} // dispatched by this driver
+// driver carries a run on. Its methods are called by its own goroutine, where
+// they do not say otherwise.
+type driver struct {
+	*Worker
+	id   subjects.RunID
+	l    *live
+	stop context.CancelFunc
+	log  *slog.Logger
+
+	box     *box
+	heard   map[subjects.TaskID][]byte // ends that are yet to be stored
+	told    map[subjects.TaskID]bool   // dispatched by this driver
+	fans    map[subjects.TaskID]*fan   // by the id of the node's generation
+	running sync.WaitGroup             // the fans
+	session session
+	counted time.Time // when the items of fan-outs were last written down
+}
+
+func (w *Worker) newDriver(id subjects.RunID, l *live, stop context.CancelFunc) *driver {
+	return &driver{
+		Worker: w, id: id, l: l, stop: stop, log: w.log.With(slog.String("run_id", string(id))),
+		box: newBox(l.kick), heard: map[subjects.TaskID][]byte{}, told: map[subjects.TaskID]bool{}, fans: map[subjects.TaskID]*fan{},
+		session: session{seen: map[subjects.TaskID]bool{}},
+	}
+}
+
+// run drives until the run ends, or is another worker's.
+func (d *driver) run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		d.running.Wait()
+		d.follow("")
+		for task := range d.told {
+			d.listen(task, nil)
+		}
+	}()
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
 	all := true // ask about every task, whatever was heard
 	for {
-		w.mu.Lock()
-		rec, rev := l.rec, l.rev
-		w.mu.Unlock()
-		if rec.State.Ended() {
+		rec, rev := d.record(d.l)
+		if rec == nil {
 			return
 		}
-		ended, err := w.look(ctx, l, rec, told, all)
-		var wrote bool
-		if err == nil {
-			wrote, err = w.step(ctx, rec, rev, ended)
-		}
+		wrote, err := d.turn(ctx, rec, rev, all)
 		if ctx.Err() != nil {
 			return
 		}
-		again := time.Until(rec.Deadline)
+		wait := time.Until(rec.Deadline)
+		all = err != nil
 		switch {
 		case err != nil && !errors.Is(err, bus.ErrConflict):
-			log.Warn("run is looked at again", slog.Any("error", err))
-			fallthrough
+			d.log.Warn("run is looked at again", slog.Any("error", err))
+			wait = againAfter
 		case err != nil:
-			again, all = againAfter, true
+			wait = againAfter
 		case wrote:
-			all = false
 			continue
-		default:
-			all = false
 		}
-		timer := time.NewTimer(max(again, time.Millisecond))
+		timer := time.NewTimer(max(wait, time.Millisecond))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-l.kick:
+		case <-d.l.kick:
 		case <-poll.C:
 			all = true
 		case <-timer.C:
@@ -76,31 +109,102 @@ func (w *Worker) drive(ctx context.Context, id subjects.RunID, l *live) {
 	}
 }
 
-// step stores what follows from a record and from what has ended.
-func (w *Worker) step(ctx context.Context, rec *run.Record, rev uint64, ended []Outcome) (wrote bool, err error) {
+// turn does what a record says, and stores what follows from it and from what
+// has ended.
+func (d *driver) turn(ctx context.Context, rec *run.Record, rev uint64, all bool) (wrote bool, err error) {
 	now := time.Now().UTC()
-	p := Next(rec, ended, func(n run.NodeID, generation int) subjects.TaskID { return TaskID(rec.RunID, n, generation) }, now)
 	if rec.Cancel != "" {
-		p = Cancel(rec, rec.Cancel, now)
+		return d.store(ctx, rec, rev, Cancel(rec, rec.Cancel, now))
+	}
+	session := d.openSession(ctx, rec)
+	ended, err := d.look(ctx, rec, all)
+	if err != nil && len(ended) == 0 {
+		return false, err
+	}
+	if session != rec.SessionID {
+		next := *rec
+		next.SessionID = session
+		rec = &next
+	}
+	p, errNext := d.next(ctx, rec, ended, now)
+	if errNext != nil {
+		return false, errNext
+	}
+	if p.Record == nil && len(p.Ask) == 0 && d.count(rec) {
+		next := *rec
+		next.Nodes = maps.Clone(rec.Nodes)
+		p.Record = &next
 	}
 	if p.Record == nil {
-		return false, nil
+		return false, err
 	}
+	for name, n := range p.Record.Nodes {
+		if f := d.fans[n.TaskID]; f != nil && n.State == run.Dispatched {
+			n.Items = f.items()
+			p.Record.Nodes[name] = n
+		}
+	}
+	wrote, errStore := d.store(ctx, rec, rev, p)
+	return wrote && err == nil, errors.Join(err, errStore)
+}
+
+// next decides what follows, with whatever conditions there are to look at.
+func (d *driver) next(ctx context.Context, rec *run.Record, ended []Outcome, now time.Time) (Plan, error) {
+	news := News{Ended: ended, Verdicts: map[run.NodeID]Verdict{}}
+	for {
+		p := Next(rec, news, func(n run.NodeID, generation int) subjects.TaskID { return TaskID(rec.RunID, n, generation) }, now)
+		if len(p.Ask) == 0 {
+			return p, nil
+		}
+		as := rec
+		if p.Record != nil {
+			as = p.Record
+		}
+		for _, n := range p.Ask {
+			v, err := d.judge(ctx, as, n)
+			if err != nil {
+				return Plan{}, err
+			}
+			news.Verdicts[n] = v
+		}
+	}
+}
+
+// count reports whether it is time to write down how far the fan-outs are.
+func (d *driver) count(rec *run.Record) bool {
+	const countEvery = 2 * time.Second
+	if time.Since(d.counted) < countEvery {
+		return false
+	}
+	for _, n := range rec.Nodes {
+		if f := d.fans[n.TaskID]; f != nil && n.State == run.Dispatched {
+			if now := f.items(); now != nil && (n.Items == nil || *n.Items != *now) {
+				d.counted = time.Now()
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// store carries out a plan.
+func (d *driver) store(ctx context.Context, rec *run.Record, rev uint64, p Plan) (wrote bool, err error) {
 	for _, n := range p.Cancel { // before it is written that they are
-		if err := w.cancelTask(ctx, rec, rec.Nodes[n].TaskID, p.Record.Reason); err != nil {
+		if err := d.cancelNode(ctx, rec, n, p.Record); err != nil {
 			return false, err
 		}
 	}
 	if p.Record.State.Ended() {
-		if err := w.writeOutput(ctx, p.Record); err != nil {
+		if err := d.writeOutput(ctx, p.Record); err != nil {
 			return false, err
 		}
 	}
-	if err := w.write(ctx, p.Record, rev); err != nil {
+	if err := d.write(ctx, p.Record, rev); err != nil {
 		return false, err
 	}
 	if p.Record.State.Ended() {
-		w.log.Info("run ended", slog.String("run_id", string(rec.RunID)), slog.String("state", string(p.Record.State)), slog.Int64("tokens_spent", p.Record.Tokens))
+		d.log.Info("run ended", slog.String("state", string(p.Record.State)), slog.Int64("tokens_spent", p.Record.Tokens))
+		d.publishOutput(ctx, p.Record)
 	}
 	return true, nil
 }
@@ -117,45 +221,57 @@ func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*callTry)
 	defer cancel()
 	next, err := w.records.Write(ctx, rec)
-	if err == nil {
-		w.heard(r, next)
+	if err != nil { // what is stored may be another's, or this after all
+		if m, lastErr := w.cfg.Bus.Last(ctx, subjects.StreamRuns, rec.Subject); lastErr == nil {
+			w.takeRecord(m)
+		}
+		return err
 	}
-	return err
+	w.heard(r, next)
+	return nil
 }
 
 // look dispatches what the record says is dispatched, and finds what has ended:
 // of all tasks, or of those of which that was heard.
-func (w *Worker) look(ctx context.Context, l *live, rec *run.Record, told map[subjects.TaskID]bool, all bool) (ended []Outcome, err error) {
+func (d *driver) look(ctx context.Context, rec *run.Record, all bool) (ended []Outcome, err error) {
+	maps.Copy(d.heard, d.box.take())
+	d.awaitContext(ctx, rec)
 	var (
-		mu   sync.Mutex
-		errs []error
-		wg   sync.WaitGroup
+		mu     sync.Mutex
+		errs   []error
+		undone []subjects.TaskID
+		wg     sync.WaitGroup
 	)
 	slots := make(chan struct{}, callsAtOnce)
-	for i := range rec.Definition.Agents {
-		d := &rec.Definition.Agents[i]
-		n := rec.Nodes[d.Name()]
+	for _, node := range inSequence(&rec.Definition) {
+		n := rec.Nodes[node.Name()]
 		if n.State != run.Dispatched {
 			continue
 		}
-		w.mu.Lock()
-		heard := l.ended[n.TaskID]
-		w.mu.Unlock()
-		first := !told[n.TaskID]
-		if !first && !heard && !all {
+		if node.FanOut != nil {
+			if o := d.fan(ctx, rec, node, n).outcome(); o != nil {
+				mu.Lock()
+				ended = append(ended, *o)
+				mu.Unlock()
+			}
 			continue
 		}
-		told[n.TaskID] = true
+		first, heard := !d.told[n.TaskID], d.heard[n.TaskID]
+		if !first && heard == nil && !all {
+			continue
+		}
+		d.told[n.TaskID] = true
+		d.listen(n.TaskID, d.box) // before it is dispatched
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			o, err := w.ask(ctx, rec, d, n.TaskID, first)
+			o, err := d.ask(ctx, rec, node, n.TaskID, first, heard)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
 				errs = append(errs, err)
 				if first {
-					delete(told, n.TaskID)
+					undone = append(undone, n.TaskID)
 				}
 			} else if o != nil {
 				ended = append(ended, *o)
@@ -163,124 +279,51 @@ func (w *Worker) look(ctx context.Context, l *live, rec *run.Record, told map[su
 		})
 	}
 	wg.Wait()
+	for _, task := range undone {
+		delete(d.told, task)
+	}
+	for _, o := range ended {
+		d.listen(o.TaskID, nil)
+		delete(d.heard, o.TaskID)
+	}
 	return ended, errors.Join(errs...)
 }
 
-// ask dispatches a node's task, if that is yet to be done, and asks how far it
-// is; nil: it has not ended.
-func (w *Worker) ask(ctx context.Context, rec *run.Record, d *run.Node, task subjects.TaskID, first bool) (*Outcome, error) {
-	if first {
-		dispatch, err := w.dispatchOf(ctx, rec, d, task)
-		if err != nil {
-			return nil, err
-		}
-		_, err = call[fleet.Dispatched](ctx, w, rec.From, "task", "dispatch", dispatch)
-		switch code := subjects.CodeOf(err); {
-		case err == nil, code == subjects.CodeIdempotencyConflict: // it is there
-		case again(code):
-			return nil, err
-		default:
-			e := subjects.AsError(err)
-			return w.outcome(ctx, rec, d, task, &fleet.Result{
-				Status: fleet.StatusError, State: fleet.StateError, Error: &fleet.ResultError{Code: e.Code, Message: e.Error()},
-			}, &fleet.TaskView{State: fleet.StateError})
-		}
+// inSequence are the nodes in the order in which they are dispatched.
+func inSequence(d *run.Definition) []*run.Node {
+	list := make([]*run.Node, len(d.Agents))
+	for i := range d.Agents {
+		list[i] = &d.Agents[i]
 	}
-	v, err := call[fleet.TaskView](ctx, w, rec.From, "task", "get", fleet.TaskRef{TaskID: task})
+	slices.SortStableFunc(list, func(a, b *run.Node) int { return a.Sequence - b.Sequence })
+	return list
+}
+
+// ask dispatches a node's task, if that is yet to be done, and finds out how
+// far it is; nil: it has not ended. It may be called concurrently.
+func (d *driver) ask(ctx context.Context, rec *run.Record, node *run.Node, task subjects.TaskID, first bool, heard []byte) (*Outcome, error) {
+	var e *end
+	var err error
 	switch {
-	case subjects.CodeOf(err) == subjects.CodeNotFound && !first:
-		// Its end was a day ago, and nobody looked: it is lost to the run.
-		return w.outcome(ctx, rec, d, task, &fleet.Result{
-			Status: fleet.StatusError, Error: &fleet.ResultError{Code: subjects.CodeNotFound, Message: "the task is not kept any more"},
-		}, &fleet.TaskView{State: fleet.StateError})
-	case err != nil:
-		return nil, err
-	case !v.State.Terminal():
-		return nil, nil //nolint:nilnil // it goes on
-	case v.Result == nil:
-		v.Result = &fleet.Result{}
-	}
-	return w.outcome(ctx, rec, d, task, v.Result, &v)
-}
-
-// outcome stores a task's result and says what it means for its node.
-func (w *Worker) outcome(ctx context.Context, rec *run.Record, d *run.Node, task subjects.TaskID, res *fleet.Result, v *fleet.TaskView) (*Outcome, error) {
-	err := w.storeResult(ctx, rec.RunID, task, res)
-	if err != nil {
-		return nil, err
-	}
-	o := &Outcome{Node: d.Name(), TaskID: task, Status: run.Status{
-		State: run.Failed, AgentID: res.AgentID, Attempts: v.Attempt, Tokens: v.TokensSpent, Reason: v.Reason,
-	}}
-	if !v.Updated.IsZero() {
-		o.Status.Ended = new(v.Updated)
-	}
-	switch v.State {
-	case fleet.StateDone, fleet.StatePartial:
-		o.Status.State, o.Status.Reason = run.Done, nil
-	case fleet.StateCanceled:
-		o.Status.State = run.Canceled
-	default:
-		if res.Error != nil {
-			o.Status.Reason = &fleet.Reason{Code: res.Error.Code, Message: res.Error.Message}
+	case heard != nil:
+		if e, err = endOf(heard); err != nil {
+			e, err = d.get(ctx, rec.From, task)
 		}
+	case first:
+		var dispatch *fleet.Dispatch
+		if dispatch, err = d.dispatchOf(ctx, rec, node, task); err == nil {
+			e, err = d.dispatch(ctx, rec.From, dispatch)
+		} else if code := subjects.CodeOf(err); !again(code) {
+			e, err = refused(err), nil
+		}
+	default:
+		e, err = d.get(ctx, rec.From, task)
 	}
-	return o, nil
-}
-
-func (w *Worker) storeResult(ctx context.Context, r subjects.RunID, task subjects.TaskID, res *fleet.Result) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*callTry)
-	defer cancel()
-	_, err := w.records.Write(ctx, bus.Record{
-		Subject: subjects.RunResult(r, task), WriteID: uuid.NewString(), Data: fleet.MustEncode(res), TTL: keepResults,
-	})
-	if errors.Is(err, bus.ErrConflict) {
-		return nil // stored before
-	}
-	return err
-}
-
-// result is what a task has come to; nil when it has not.
-func (w *Worker) result(ctx context.Context, r subjects.RunID, task subjects.TaskID) (*fleet.Result, error) {
-	if task == "" {
-		return nil, nil //nolint:nilnil // never begun
-	}
-	m, err := w.cfg.Bus.Last(ctx, subjects.StreamRuns, subjects.RunResult(r, task))
-	if errors.Is(err, bus.ErrNotFound) {
-		return nil, nil //nolint:nilnil // it has none
-	}
-	if err != nil {
+	if e == nil || err != nil {
 		return nil, err
 	}
-	var res fleet.Result
-	return &res, json.Unmarshal(m.Data, &res)
-}
-
-func (w *Worker) cancelTask(ctx context.Context, rec *run.Record, task subjects.TaskID, why *fleet.Reason) error {
-	_, err := call[fleet.TaskView](ctx, w, rec.From, "task", "cancel", fleet.TaskCancel{TaskID: task, Reason: why.Message})
-	if code := subjects.CodeOf(err); err != nil && again(code) {
-		return err
+	if err := d.storeResult(ctx, rec.RunID, task, e.result); err != nil {
+		return nil, err
 	}
-	return nil // it has ended, or was never dispatched
-}
-
-// again reports whether a refusal may be another one later.
-func again(code subjects.Code) bool {
-	return code == subjects.CodeUnavailable || code == subjects.CodeInternal || code == subjects.CodeRateLimited
-}
-
-// call asks the fleet's API in the name of whoever started a run.
-func call[T any](ctx context.Context, w *Worker, from subjects.AgentID, noun, verb string, req any) (T, error) {
-	var zero T
-	data, err := fleet.Encode(req)
-	if err != nil {
-		return zero, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, callTry)
-	defer cancel()
-	m, err := w.cfg.Bus.Request(ctx, subjects.API(from, noun, verb), data, nil)
-	if err != nil {
-		return zero, subjects.Errorf(subjects.CodeUnavailable, "%s %s: %w", noun, verb, err)
-	}
-	return fleet.DecodeReply[T](m.Data)
+	return &Outcome{Node: node.Name(), TaskID: task, Status: e.status}, nil
 }

@@ -22,22 +22,35 @@ type Outcome struct {
 	Status run.Status // State is Done, Failed or Canceled
 }
 
+// Verdict is what the condition of a node came to.
+type Verdict struct {
+	Begin bool
+	Err   string // it could not be evaluated
+}
+
+// News is what happened since a record.
+type News struct {
+	Ended    []Outcome
+	Verdicts map[run.NodeID]Verdict // of the nodes that a Plan asked about
+}
+
 // Plan is what follows from a record.
 type Plan struct {
 	Record   *run.Record  // the next one; nil: nothing changes
 	Dispatch []run.NodeID // begun by it, in the order in which they are to be dispatched
 	Cancel   []run.NodeID // whose tasks are to be canceled
+	Ask      []run.NodeID // could begin if their conditions hold
 }
 
-// Next is what follows from r at now, given what has ended since. An outcome
+// Next is what follows from r at now, given what has happened since. An outcome
 // of another task than the node's own counts for nothing. r is not changed.
-func Next(r *run.Record, ended []Outcome, taskID func(run.NodeID, int) subjects.TaskID, now time.Time) Plan {
+func Next(r *run.Record, news News, taskID func(run.NodeID, int) subjects.TaskID, now time.Time) Plan {
 	if r.State.Ended() {
 		return Plan{}
 	}
-	s := scheduler{Record: *r, now: now, taskID: taskID}
+	s := scheduler{Record: *r, now: now, taskID: taskID, verdicts: news.Verdicts}
 	s.Nodes = maps.Clone(r.Nodes)
-	for _, o := range ended {
+	for _, o := range news.Ended {
 		s.take(o)
 	}
 	reason, failing := s.failing()
@@ -45,15 +58,18 @@ func Next(r *run.Record, ended []Outcome, taskID func(run.NodeID, int) subjects.
 	case !now.Before(s.Deadline):
 		s.stop(run.Expired, &fleet.Reason{Code: subjects.CodeDeadlineExceeded, Message: "the run's deadline has passed"})
 	case failing:
-		s.skipWaiting()
+		s.skipWaiting(reason.Message)
 	case s.State == run.Running:
 		s.begin()
+		if reason, failing = s.failing(); failing {
+			s.skipWaiting(reason.Message)
+		}
 	}
 	s.finish(reason)
 	if !s.changed {
-		return Plan{}
+		return Plan{Ask: s.ask}
 	}
-	return Plan{Record: &s.Record, Dispatch: s.dispatch, Cancel: s.cancel}
+	return Plan{Record: &s.Record, Dispatch: s.dispatch, Cancel: s.cancel, Ask: s.ask}
 }
 
 // Cancel is r with everything that has not ended canceled.
@@ -68,7 +84,8 @@ func Cancel(r *run.Record, why string, now time.Time) Plan {
 }
 
 // Retry is r running again: what succeeded stays, all else is to be done again.
-// It is nil when there is nothing to retry.
+// What a condition has skipped in a run that went well stays skipped. It is nil
+// when there is nothing to retry.
 func Retry(r *run.Record, deadline time.Time) *run.Record {
 	if !r.State.Ended() {
 		return nil
@@ -77,15 +94,16 @@ func Retry(r *run.Record, deadline time.Time) *run.Record {
 	next.Nodes = maps.Clone(r.Nodes)
 	again := false
 	for name, n := range next.Nodes {
-		if n.State != run.Done {
-			next.Nodes[name] = run.Status{State: run.Waiting, Generation: n.Generation, Tokens: n.Tokens}
-			again = true
+		if n.State == run.Done {
+			continue
 		}
+		next.Nodes[name] = run.Status{State: run.Waiting, Generation: n.Generation, Tokens: n.Tokens, Items: n.Items}
+		again = again || n.State != run.Skipped || r.State != run.Done
 	}
 	if !again {
 		return nil
 	}
-	next.State, next.Reason, next.Ended, next.Deadline = run.Running, nil, nil, deadline
+	next.State, next.Reason, next.Ended, next.Deadline, next.Cancel = run.Running, nil, nil, deadline, ""
 	return &next
 }
 
@@ -95,8 +113,10 @@ type scheduler struct {
 	now      time.Time
 	taskID   func(run.NodeID, int) subjects.TaskID
 	changed  bool
+	verdicts map[run.NodeID]Verdict
 	dispatch []run.NodeID
 	cancel   []run.NodeID
+	ask      []run.NodeID
 }
 
 func (s *scheduler) set(name run.NodeID, n run.Status) { s.Nodes[name], s.changed = n, true }
@@ -114,6 +134,7 @@ func (s *scheduler) take(o Outcome) {
 	}
 	s.Tokens += next.Tokens
 	next.Tokens += n.Tokens // of earlier generations
+	next.Reason = run.Short(next.Reason)
 	s.set(o.Node, next)
 }
 
@@ -146,33 +167,47 @@ func (s *scheduler) waits() bool {
 	return false
 }
 
-func (s *scheduler) skipWaiting() {
+func (s *scheduler) skipWaiting(why string) {
 	for name, n := range s.Nodes {
 		if n.State == run.Waiting {
-			n.State = run.Skipped
-			s.set(name, n)
+			s.skip(name, n, why)
 		}
 	}
 }
 
+func (s *scheduler) skip(name run.NodeID, n run.Status, why string) {
+	n.State, n.Note = run.Skipped, run.Short(&fleet.Reason{Message: why}).Message
+	s.set(name, n)
+}
+
 // begin dispatches the nodes whose dependencies have ended well enough, in the
-// order of their sequence.
+// order of their sequence. What a condition skips may settle what depends on
+// it, so it looks again.
 func (s *scheduler) begin() {
-	var ready []*run.Node
 	byName := make(map[run.NodeID]*run.Node, len(s.Definition.Agents))
 	for i := range s.Definition.Agents {
 		byName[s.Definition.Agents[i].Name()] = &s.Definition.Agents[i]
 	}
-	for i := range s.Definition.Agents {
-		d := &s.Definition.Agents[i]
-		if s.Nodes[d.Name()].State == run.Waiting && !slices.ContainsFunc(d.Dependencies, func(dep run.NodeID) bool {
-			n := s.Nodes[dep]
-			if plant.Bug("node_early") {
-				return false
+	var ready []*run.Node
+	for settled := true; settled; {
+		ready, s.ask, settled = nil, nil, false
+		for i := range s.Definition.Agents {
+			d := &s.Definition.Agents[i]
+			if s.Nodes[d.Name()].State != run.Waiting || !s.ready(d, byName) {
+				continue
 			}
-			return n.State != run.Done && (!n.State.Ended() || byName[dep].OnFailure != run.OnFailureContinue)
-		}) {
-			ready = append(ready, d)
+			switch s.admit(d) {
+			case run.Dispatched:
+				ready = append(ready, d)
+			case run.Waiting:
+				s.ask = append(s.ask, d.Name())
+			default:
+				settled = true
+			}
+		}
+		if _, failing := s.failing(); failing { // a condition that cannot be evaluated
+			s.ask = nil
+			return
 		}
 	}
 	slices.SortStableFunc(ready, func(a, b *run.Node) int { return cmp.Compare(a.Sequence, b.Sequence) })
@@ -186,6 +221,47 @@ func (s *scheduler) begin() {
 	}
 }
 
+// ready reports whether all that d depends on has ended, and well enough.
+func (s *scheduler) ready(d *run.Node, byName map[run.NodeID]*run.Node) bool {
+	return plant.Bug("node_early") || !slices.ContainsFunc(d.Dependencies, func(dep run.NodeID) bool {
+		switch state := s.Nodes[dep].State; state {
+		case run.Done, run.Skipped:
+			return false
+		default:
+			return !state.Ended() || byName[dep].OnFailure != run.OnFailureContinue
+		}
+	})
+}
+
+// admit settles whether a node that is ready begins: Dispatched, or Waiting for
+// its verdict, or how it has ended.
+func (s *scheduler) admit(d *run.Node) run.State {
+	name := d.Name()
+	n := s.Nodes[name]
+	skipped := func(dep run.NodeID) bool { return s.Nodes[dep].State == run.Skipped }
+	if len(d.Dependencies) > 0 && !slices.ContainsFunc(d.Dependencies, func(dep run.NodeID) bool { return !skipped(dep) }) {
+		s.skip(name, n, "all that it depends on was skipped")
+		return run.Skipped
+	}
+	if d.When == "" {
+		return run.Dispatched
+	}
+	v, known := s.verdicts[name]
+	switch {
+	case !known:
+		return run.Waiting
+	case v.Err != "":
+		n.State, n.Ended = run.Failed, new(s.now)
+		n.Reason = run.Short(&fleet.Reason{Code: subjects.CodeInvalidMessage, Message: "its condition: " + v.Err})
+		s.set(name, n)
+		return run.Failed
+	case !v.Begin:
+		s.skip(name, n, "not "+d.When)
+		return run.Skipped
+	}
+	return run.Dispatched
+}
+
 // stop ends the run now, and whatever of it has not ended.
 func (s *scheduler) stop(state run.State, why *fleet.Reason) {
 	for i := range s.Definition.Agents {
@@ -193,7 +269,7 @@ func (s *scheduler) stop(state run.State, why *fleet.Reason) {
 		n := s.Nodes[name]
 		switch n.State {
 		case run.Waiting:
-			n.State = run.Skipped
+			n.State, n.Note = run.Skipped, "the run was "+string(state)
 		case run.Dispatched:
 			n.State, n.Ended = run.Canceled, new(s.now)
 			s.cancel = append(s.cancel, name)

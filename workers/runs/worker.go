@@ -60,11 +60,12 @@ const (
 
 // live is a run as this worker knows it.
 type live struct {
-	rec   *run.Record
-	rev   uint64
-	kick  chan struct{}      // something has happened; capacity 1
-	stop  context.CancelFunc // of its driver; nil: none here
-	ended map[subjects.TaskID]bool
+	sum    run.Summary
+	ended  *time.Time
+	rec    *run.Record // nil once it has ended
+	rev    uint64
+	kick   chan struct{} // something has happened; capacity 1
+	driver *driver       // nil: none here
 }
 
 // Worker is a runs worker. New is required.
@@ -81,9 +82,43 @@ type Worker struct {
 	mu    sync.Mutex // guards all below
 	ring  *workers.Ring
 	runs  map[subjects.RunID]*live
-	tasks map[subjects.TaskID]subjects.RunID
+	tasks map[subjects.TaskID]*box
+	news  map[subjects.SessionID]*news
 	due   map[subjects.RunID]bool // to be driven, or left, anew
 	kick  chan struct{}           // capacity 1
+}
+
+// box is where somebody hears of the ends of tasks.
+type box struct {
+	kick chan struct{} // capacity 1
+
+	mu    sync.Mutex
+	heard map[subjects.TaskID][]byte // their last records; guarded by mu
+}
+
+func newBox(kick chan struct{}) *box { return &box{kick: kick, heard: map[subjects.TaskID][]byte{}} }
+
+// take gives what was heard since it was last asked.
+func (b *box) take() map[subjects.TaskID][]byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.heard) == 0 {
+		return nil
+	}
+	got := b.heard
+	b.heard = map[subjects.TaskID][]byte{}
+	return got
+}
+
+// listen has b hear of task; nil: nobody any more.
+func (w *Worker) listen(task subjects.TaskID, b *box) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if b == nil {
+		delete(w.tasks, task)
+		return
+	}
+	w.tasks[task] = b
 }
 
 // New checks cfg and wires a runs worker; it starts nothing.
@@ -94,7 +129,7 @@ func New(cfg Config) (*Worker, error) {
 	}
 	w := &Worker{
 		cfg: cfg, log: cfg.Log.With(slog.String("component", "runs")),
-		ring: workers.NewRing(cfg.ID), runs: map[subjects.RunID]*live{}, tasks: map[subjects.TaskID]subjects.RunID{},
+		ring: workers.NewRing(cfg.ID), runs: map[subjects.RunID]*live{}, tasks: map[subjects.TaskID]*box{}, news: map[subjects.SessionID]*news{},
 		due: map[subjects.RunID]bool{}, kick: make(chan struct{}, 1),
 	}
 	if cfg.OutputDir != "" {
@@ -169,6 +204,7 @@ func (w *Worker) serve(ctx, life context.Context) error {
 		fn      func(bus.Msg)
 	}{
 		{subjects.EventPattern, w.onEvent},
+		{subjects.ContextNewsPattern, w.onNews},
 		{subjects.RunsHeartbeatPattern, w.onBeat},
 	} {
 		sub, err := w.cfg.Bus.Subscribe(s.subject, "", s.fn)
@@ -218,18 +254,24 @@ func (w *Worker) share(life context.Context) {
 	for id := range w.due {
 		delete(w.due, id)
 		l := w.runs[id]
-		mine := l != nil && !l.rec.State.Ended() && w.ring.Owns(string(id))
+		if l == nil {
+			continue
+		}
+		mine := l.rec != nil && w.ring.Owns(string(id))
 		switch {
-		case l == nil || mine == (l.stop != nil):
-		case !mine:
-			l.stop()
-			l.stop = nil
-		default:
+		case !mine && l.driver != nil:
+			l.driver.stop()
+		case mine && l.driver == nil:
 			ctx, stop := context.WithCancel(life)
-			l.stop = stop
+			l.driver = w.newDriver(id, l, stop)
 			w.drivers.Go(func() {
 				defer stop()
-				w.drive(ctx, id, l)
+				l.driver.run(ctx)
+				w.mu.Lock()
+				l.driver = nil
+				w.due[id] = true // it may have become this worker's again
+				w.mu.Unlock()
+				kick(w.kick)
 			})
 		}
 	}
@@ -238,7 +280,7 @@ func (w *Worker) share(life context.Context) {
 // forgetLocked drops the runs whose record is not kept any more.
 func (w *Worker) forgetLocked(now time.Time) {
 	for id, l := range w.runs {
-		if r := l.rec; r.Ended != nil && now.Sub(*r.Ended) > keepEnded+time.Minute {
+		if l.ended != nil && now.Sub(*l.ended) > keepEnded+time.Minute {
 			delete(w.runs, id)
 		}
 	}
@@ -261,6 +303,14 @@ func kick(c chan struct{}) {
 }
 
 func (w *Worker) onRecord(m bus.Msg) {
+	vars, ok := subjects.Tokens(subjects.RunPattern, m.Subject)
+	if own := m.Header.Get(subjects.HeaderWriter) == string(w.cfg.ID); ok && w.knows(subjects.RunID(vars[0]), m.Seq, own) {
+		return
+	}
+	w.takeRecord(m)
+}
+
+func (w *Worker) takeRecord(m bus.Msg) {
 	r, err := run.DecodeRecord(m.Data)
 	if err != nil {
 		w.log.Error("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", err))
@@ -269,30 +319,41 @@ func (w *Worker) onRecord(m bus.Msg) {
 	w.heard(r, m.Seq)
 }
 
+// knows reports whether a record is no news: it is old, or this worker's own,
+// which takes it in when it has written it (and reads it again after an error).
+func (w *Worker) knows(id subjects.RunID, rev uint64, own bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.runs[id]
+	return l != nil && (own || rev <= l.rev)
+}
+
 // heard takes in a record, of this worker or another.
 func (w *Worker) heard(r *run.Record, rev uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	l := w.runs[r.RunID]
 	if l == nil {
-		l = &live{kick: make(chan struct{}, 1), ended: map[subjects.TaskID]bool{}}
+		l = &live{kick: make(chan struct{}, 1)}
 		w.runs[r.RunID] = l
 	}
 	if rev <= l.rev {
 		return
 	}
-	l.rec, l.rev = r, rev
-	for _, n := range r.Nodes {
-		if n.State == run.Dispatched {
-			w.tasks[n.TaskID] = r.RunID
-		} else {
-			delete(w.tasks, n.TaskID)
-			delete(l.ended, n.TaskID)
-		}
+	l.sum, l.ended, l.rec, l.rev = summary(r), r.Ended, r, rev
+	if r.State.Ended() {
+		l.rec = nil
 	}
 	w.due[r.RunID] = true
 	kick(w.kick)
 	kick(l.kick)
+}
+
+// record is a run's record; nil once it has ended.
+func (w *Worker) record(l *live) (*run.Record, uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return l.rec, l.rev
 }
 
 // onEvent hears that a task has ended.
@@ -304,13 +365,17 @@ func (w *Worker) onEvent(m bus.Msg) {
 	if !ok {
 		return
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	task := subjects.TaskID(vars[0])
-	if l := w.runs[w.tasks[task]]; l != nil {
-		l.ended[task] = true
-		kick(l.kick)
+	w.mu.Lock()
+	b := w.tasks[task]
+	w.mu.Unlock()
+	if b == nil {
+		return
 	}
+	b.mu.Lock()
+	b.heard[task] = m.Data
+	b.mu.Unlock()
+	kick(b.kick)
 }
 
 func (w *Worker) onBeat(m bus.Msg) {
@@ -337,6 +402,6 @@ func (w *Worker) sayAlive(b fleet.RouterHeartbeat) {
 	}
 }
 
-func (w *Worker) mayRead(who subjects.AgentID, r *run.Record) bool {
-	return who == r.From || slices.Contains(w.cfg.Operators, who)
+func (w *Worker) mayRead(who, from subjects.AgentID) bool {
+	return who == from || slices.Contains(w.cfg.Operators, who)
 }

@@ -177,6 +177,7 @@ func (w *Worker) append(ctx context.Context, r *handshake.Record, after *uint64)
 		}
 		seq, err := w.records.Write(ctx, bus.Record{
 			Subject: subjects.Context(r.SessionID), Expected: l.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(r),
+			Header: bus.Header{subjects.HeaderTask: {string(r.Entry.TaskID)}},
 		})
 		switch {
 		case err == nil:

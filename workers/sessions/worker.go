@@ -12,11 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/handshake"
+	"parley/workers"
 	"parley/workers/sessions/secrets"
 )
 
@@ -71,8 +70,7 @@ type Worker struct {
 	scanner *secrets.Scanner
 	verify  chan struct{} // one large output is read back at a time
 
-	refusals *rate.Limiter // of lines about refusals
-	unsaid   atomic.Int64  // refusals without a line
+	notes *workers.Notes
 
 	// Fixed by Run before anything is served.
 	sessions *bus.KV
@@ -108,9 +106,10 @@ func New(cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sessions: %w", err)
 	}
+	log := cfg.Log.With(slog.String("component", "sessions"))
 	return &Worker{
-		cfg: cfg, bus: cfg.Bus, scanner: scanner, log: cfg.Log.With(slog.String("component", "sessions")),
-		verify: make(chan struct{}, 1), refusals: rate.NewLimiter(refusalsPerSecond, refusalsAtOnce), known: map[subjects.SessionID]stored{},
+		cfg: cfg, bus: cfg.Bus, scanner: scanner, log: log,
+		verify: make(chan struct{}, 1), notes: workers.NewNotes(cfg.Bus, log), known: map[subjects.SessionID]stored{},
 		logs: map[subjects.SessionID]*sessionLog{}, waits: map[subjects.SessionID]chan struct{}{},
 	}, nil
 }

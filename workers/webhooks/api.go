@@ -27,6 +27,7 @@ func (w *Worker) service() bus.Service {
 		Name: "webhooks", Version: w.cfg.Version, Queue: "webhooks",
 		Description: "Brings deliveries to webhooks, and looks after those that did not arrive",
 		Metadata:    map[string]string{"kind": "webhooks", "worker_id": w.id},
+		Figures:     func() any { return w.Figures() },
 	}
 	for _, e := range []struct {
 		verb string

@@ -23,28 +23,16 @@ type figures struct {
 
 func (f *figures) start(now time.Time) { f.since.Store(now.UnixNano()) }
 
-// Figures are what a worker counted since it began: HTTP exchanges that began,
-// that ended with 2xx, and that did not.
-type Figures struct {
-	Since                       time.Time
-	Attempts, Succeeded, Failed uint64
-}
-
-// Rate is the part of the exchanges that ended which succeeded, 1 when none
-// has ended.
-func (f Figures) Rate() float64 {
-	if f.Succeeded+f.Failed == 0 {
-		return 1
+// Figures are what this worker has counted since it began; any goroutine may
+// call it.
+func (w *Worker) Figures() fleet.WebhookFigures {
+	f := fleet.WebhookFigures{
+		Attempts: w.figures.attempts.Load(), Succeeded: w.figures.succeeded.Load(), Failed: w.figures.failed.Load(),
 	}
-	return float64(f.Succeeded) / float64(f.Succeeded+f.Failed)
-}
-
-// Figures returns the counts; any goroutine may call it.
-func (w *Worker) Figures() Figures {
-	return Figures{
-		Since: time.Unix(0, w.figures.since.Load()).UTC(), Attempts: w.figures.attempts.Load(),
-		Succeeded: w.figures.succeeded.Load(), Failed: w.figures.failed.Load(),
+	if ns := w.figures.since.Load(); ns != 0 {
+		f.Since = time.Unix(0, ns).UTC()
 	}
+	return f
 }
 
 // errGone is returned when a delivery that is to be sent is no longer stored.

@@ -22,7 +22,7 @@ const refused = async (what, promise) => {
 };
 
 const card = await client.getAgentCard();
-assert.equal(card.supportedInterfaces.length, 3);
+assert.equal(card.supportedInterfaces.length, 4);
 
 // the card's signature, by the key that it names
 const verify = verifyAgentCardSignature(async (kid, jku) => {

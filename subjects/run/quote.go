@@ -1,0 +1,158 @@
+package run
+
+import (
+	"encoding/json"
+	"iter"
+	"strconv"
+	"strings"
+
+	"parley/subjects"
+)
+
+// What a brief of a fan-out may quote beside nodes.
+const (
+	quoteItem  NodeID = "item"
+	quoteIndex NodeID = "index"
+)
+
+// quote is one ${name} or ${name/json/pointer} in a text.
+type quote struct {
+	start, end int
+	name       NodeID
+	pointer    string
+}
+
+// quotes finds whatever may be a quote in a text.
+func quotes(text string) iter.Seq[quote] {
+	return func(yield func(quote) bool) {
+		for at := 0; ; {
+			i := strings.Index(text[at:], "${")
+			if i < 0 {
+				return
+			}
+			start := at + i
+			n := strings.IndexByte(text[start:], '}')
+			if n < 0 {
+				return
+			}
+			name, pointer, deep := strings.Cut(text[start+2:start+n], "/")
+			if deep {
+				pointer = "/" + pointer
+			}
+			if at = start + 2; !subjects.ValidToken(name) {
+				continue // it is no quote, but may hold one
+			}
+			at = start + n + 1
+			if !yield(quote{start, at, NodeID(name), pointer}) {
+				return
+			}
+		}
+	}
+}
+
+// Quoted is what a brief can quote.
+type Quoted struct {
+	Outputs map[NodeID]json.RawMessage
+	Item    json.RawMessage // of a fan-out; nil: none
+	Index   int             // of the item
+}
+
+func (q *Quoted) value(name NodeID) (json.RawMessage, bool) {
+	switch {
+	case q.Item != nil && name == quoteItem:
+		return q.Item, true
+	case q.Item != nil && name == quoteIndex:
+		return strconv.AppendInt(nil, int64(q.Index), 10), true
+	}
+	v, ok := q.Outputs[name]
+	return v, ok
+}
+
+// Quote replaces each ${node} in a brief by that node's output, and each
+// ${node/a/0} by what the pointer finds in it: a text as it is, any other JSON
+// as JSON, nothing where there is none. In a fan-out ${item} and ${index} stand
+// for the item, and for where in the list it is. Whatever else looks like a
+// quote stays.
+func Quote(brief string, from Quoted) string {
+	var b strings.Builder
+	at := 0
+	for q := range quotes(brief) {
+		v, ok := from.value(q.name)
+		if !ok {
+			continue
+		}
+		if found, ok := Point(v, q.pointer); ok {
+			v = found
+		} else {
+			v = nil
+		}
+		b.WriteString(brief[at:q.start])
+		b.WriteString(Text(v))
+		at = q.end
+	}
+	b.WriteString(brief[at:])
+	return b.String()
+}
+
+// Text is an output as a text quotes it: a text as it is, any other JSON as
+// JSON.
+func Text(output json.RawMessage) string {
+	var s string
+	if json.Unmarshal(output, &s) == nil {
+		return s // also "" for null
+	}
+	return string(output)
+}
+
+// Point finds what a JSON pointer points at.
+func Point(doc json.RawMessage, pointer string) (json.RawMessage, bool) {
+	if pointer == "" {
+		return doc, true
+	}
+	for token := range strings.SplitSeq(pointer[1:], "/") {
+		token = strings.NewReplacer("~1", "/", "~0", "~").Replace(token)
+		var list []json.RawMessage
+		var object map[string]json.RawMessage
+		if json.Unmarshal(doc, &list) == nil {
+			i, err := strconv.Atoi(token)
+			if err != nil || i < 0 || i >= len(list) || strconv.Itoa(i) != token {
+				return nil, false
+			}
+			doc = list[i]
+			continue
+		}
+		if json.Unmarshal(doc, &object) != nil {
+			return nil, false
+		}
+		v, ok := object[token]
+		if !ok {
+			return nil, false
+		}
+		doc = v
+	}
+	return doc, true
+}
+
+// Unfold gives the items of a fan-out, of which output is what its source has
+// come to.
+func (f *FanOut) Unfold(output json.RawMessage) ([]json.RawMessage, error) {
+	if f.From == "" {
+		return f.Items, nil
+	}
+	found, ok := Point(output, f.Pointer)
+	if !ok {
+		return nil, subjects.Errorf(subjects.CodeResultInvalid, "the output of %s has nothing at %q", f.From, f.Pointer)
+	}
+	var list []json.RawMessage
+	if err := json.Unmarshal(found, &list); err != nil || list == nil {
+		// Agents that answer in prose give a list as text.
+		var s string
+		if json.Unmarshal(found, &s) != nil || json.Unmarshal([]byte(s), &list) != nil || list == nil {
+			return nil, subjects.Errorf(subjects.CodeResultInvalid, "what %s gives at %q is no list", f.From, f.Pointer)
+		}
+	}
+	if len(list) > MaxItems {
+		return nil, subjects.Errorf(subjects.CodePayloadTooLarge, "the list of %s has %d items; at most %d are allowed", f.From, len(list), MaxItems)
+	}
+	return list, nil
+}

@@ -1,0 +1,320 @@
+package run_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/run"
+)
+
+// compiled are the schemas by name.
+var compiled = sync.OnceValue(func() map[string]*jsonschema.Schema {
+	all := map[string]*jsonschema.Schema{}
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	for _, name := range run.Schemas() {
+		text, err := run.Schema(name)
+		if err != nil {
+			panic(err)
+		}
+		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+		if err != nil {
+			panic(err)
+		}
+		if err := c.AddResource(name, doc); err != nil {
+			panic(err)
+		}
+		all[name] = c.MustCompile(name)
+	}
+	return all
+})
+
+func validate(name string, data []byte) error {
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	return compiled()[name].Validate(doc)
+}
+
+// What the decoder and the schema say of the same text. A schema sees no
+// circle, and nothing that ties one node to another.
+func TestSchemasAgreeWithTheDecoder(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		in       string
+		ok, seen bool // the decoder takes it; the schema refuses it
+	}{
+		{string(vector(t, "task-definition.json")), true, false},
+		{string(vector(t, "bad-cycle.json")), false, false},
+		{`{"agents":[{"id":"a"}]}`, true, false},
+		{`{"agents":[{"id":"a","fan_out":{"items":[1,{}],"concurrency":3},"when":"true","on_failure":"escalate"}]}`, true, false},
+		{`{"agents":[{"id":"a","result_schema":{"type":"string"},"max_retries":0,"alternatives":["b"]}],"shared_data":{}}`, true, false},
+		{`{"agents":[]}`, false, true},
+		{`{}`, false, true},
+		{`{"agents":[{"id":"a b"}]}`, false, true},
+		{`{"agents":[{"id":"a","on_failure":"pray"}]}`, false, true},
+		{`{"agents":[{"id":"a","on_blocked":"pray"}]}`, false, true},
+		{`{"agents":[{"id":"a","timeout":-1}]}`, false, true},
+		{`{"agents":[{"id":"a","max_retries":101}]}`, false, true},
+		{`{"agents":[{"id":"a","token_budget":-1}]}`, false, true},
+		{`{"agents":[{"id":"a","alternatives":["b c"]}]}`, false, true},
+		{`{"agents":[{"id":"a","result_schema":3}]}`, false, true},
+		{`{"agents":[{"id":"a","fan_out":{"items":[],"concurrency":-1}}]}`, false, true},
+		{`{"agents":[{"id":"a","fan_out":{"from":"a","pointer":"x"}}]}`, false, true},
+		{`{"agents":[{"id":"a","when":1}]}`, false, true},
+		{`{"agents":[{"id":"a"}],"shared_data":[1]}`, false, true},
+		{`{"agents":[{"id":"a"}],"task_type":"x"}`, false, true},
+		{`{"agents":[{"id":"a"}],"priority":"x"}`, false, true},
+		{`{"agents":[{"id":"a"}],"token_budget":1.5}`, false, true},
+		{`{"agents":[{"id":"a"}],"created_at":"yesterday"}`, false, true},
+		{`{"agents":[{"id":"a"}],"protocol_version":"3.0"}`, false, true},
+		{`{"agents":[{"id":"a"}],"type":"TASK_RESULT"}`, false, true},
+	} {
+		_, err := run.Decode([]byte(tt.in))
+		refusal := validate("task-definition", []byte(tt.in))
+		if (err == nil) != tt.ok || (refusal != nil) != tt.seen {
+			t.Errorf("%.80s: decoder %v, schema %v", tt.in, err, refusal)
+		}
+	}
+	for name, title := range map[string]string{"task-definition": run.TypeDefinition, "run-record": run.TypeRecord, "run-output": run.TypeOutput} {
+		text, err := run.Schema(name)
+		if err != nil || !bytes.Contains(text, []byte(`"title": "`+title+`"`)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := run.Schema("nothing"); subjects.CodeOf(err) != subjects.CodeNotFound {
+		t.Errorf("Schema(nothing) = %v", err)
+	}
+	r := run.Record{
+		Header: fleet.Header{Type: run.TypeRecord, ProtocolVersion: fleet.Version}, RunID: "r", From: "boss", State: run.Running,
+		Nodes: map[run.NodeID]run.Status{"a": {State: run.Done, Items: &run.Items{Total: 2}}},
+	}
+	if err := validate("run-record", fleet.MustEncode(&r)); err != nil {
+		t.Error(err)
+	}
+	o := run.Output{Header: fleet.Header{Type: run.TypeOutput}, RunID: "r", State: run.Done, Results: []run.Result{
+		{Node: "a", Status: r.Nodes["a"], Each: []run.Item{{Index: 1, Status: run.Status{State: run.Failed}, Result: &fleet.Result{}}}},
+	}}
+	if err := validate("run-output", fleet.MustEncode(&o)); err != nil {
+		t.Error(err)
+	}
+	if validate("run-record", []byte(`{}`)) == nil || validate("run-output", []byte(`{"results":[{}]}`)) == nil {
+		t.Error("a record or an output without anything is valid")
+	}
+}
+
+// What is wrong with the words of a node is said with its place.
+func TestWordsOfNodes(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		`{"id":"b","brief":"${a}"}`:                                                          "/agents/1/brief",
+		`{"id":"b","when":"outputs.a > 1"}`:                                                  "/agents/1/when",
+		`{"id":"b","when":"status[\"a\"] == \"done\""}`:                                      "/agents/1/when",
+		`{"id":"b","dependencies":["a"],"when":"outputs.a +"}`:                               "/agents/1/when",
+		`{"id":"b","dependencies":["a"],"when":"nobody > 1"}`:                                "/agents/1/when",
+		`{"id":"b","dependencies":["a"],"when":"1 + 1"}`:                                     "/agents/1/when",
+		`{"id":"b","dependencies":["a"],"when":"now().Year() > 1"}`:                          "/agents/1/when",
+		`{"id":"b","fan_out":{}}`:                                                            "/agents/1/fan_out",
+		`{"id":"b","fan_out":{"from":"a"}}`:                                                  "/agents/1/fan_out/from",
+		`{"id":"b","fan_out":{"items":[],"from":"a"}}`:                                       "/agents/1/fan_out",
+		`{"id":"b","fan_out":{"items":[],"pointer":"/a"}}`:                                   "/agents/1/fan_out/pointer",
+		`{"id":"b","fan_out":{"items":[` + strings.Repeat("1,", run.MaxItems) + `1]}}`:       "/agents/1/fan_out/items",
+		`{"id":"b","requirements":{"labels":{"":"x"}}}`:                                      "/agents/1/requirements/labels",
+		`{"id":"b","agent_id":"router"}`:                                                     "/agents/1/agent_id",
+		`{"id":"b","timeout":9e9}`:                                                           "/agents/1/timeout",
+		`{"id":"b","dependencies":["a"],"brief":"${a} ${a/x/0} ${HOME} ${item} $${b"}`:       "",
+		`{"id":"b","dependencies":["a"],"when":"outputs.a?.x == 1 && status.a == \"done\""}`: "",
+		`{"id":"b","fan_out":{"items":[]},"brief":"${item/x} ${index}"}`:                     "",
+	} {
+		_, err := run.Decode([]byte(`{"agents":[{"id":"a"},` + in + `]}`))
+		if want == "" && err == nil {
+			continue
+		}
+		if e := subjects.AsError(err); e == nil || e.Pointer != want || want == "" {
+			t.Errorf("%.80s: %v at %s, want %q", in, err, e.Pointer, want)
+		}
+	}
+}
+
+// The record of the largest definition, with every word as long as it can be,
+// is a message that the bus takes.
+func TestLargestRecord(t *testing.T) {
+	t.Parallel()
+	var d run.Definition
+	r := run.Record{RunID: "r", From: "boss", State: run.Running, Nodes: map[run.NodeID]run.Status{}}
+	long, now := strings.Repeat("\"", 5000), time.Unix(1_800_000_000, 123_456_789)
+	for i := range run.MaxNodes {
+		n := run.Node{ID: run.NodeID(strings.Repeat("x", 60) + strconv.Itoa(i)), Brief: strings.Repeat("b", 900)}
+		d.Agents = append(d.Agents, n)
+		r.Nodes[n.ID] = run.Status{
+			State: run.Dispatched, Generation: 1e9, TaskID: subjects.TaskID(strings.Repeat("t", 64)), AgentID: subjects.AgentID(strings.Repeat("a", 64)),
+			Attempts: 1e9, Tokens: 1e15, Begun: &now, Ended: &now, Reason: run.Short(&fleet.Reason{Code: subjects.CodeAgentError, Message: long}),
+			Items: &run.Items{Total: 1e4, Done: 1e4, Failed: 1e4, Chunks: 1e4},
+		}
+	}
+	text := fleet.MustEncode(&d)
+	if _, err := run.Decode(text); err != nil || len(text) < fleet.MaxMessage*9/10 {
+		t.Errorf("%d bytes: %v", len(text), err)
+	}
+	r.Definition = d
+	if n := len(fleet.MustEncode(&r)); n > 3<<20 {
+		t.Errorf("its record takes %d bytes", n)
+	}
+}
+
+// A small text that stands for a large one is refused before it is one.
+func TestYAMLThatGrows(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	b.WriteString("x0: &x0 [a,a,a,a,a,a,a,a,a,a]\n")
+	for i := 1; i < 9; i++ {
+		fmt.Fprintf(&b, "x%d: &x%d [%s*x%d]\n", i, i, strings.Repeat(fmt.Sprintf("*x%d,", i-1), 9), i-1)
+	}
+	b.WriteString("agents: [{id: a}]\n")
+	for _, in := range []string{
+		b.String(), "a: " + strings.Repeat("[", 1<<15), "a: " + strings.Repeat("{a: ", 1<<13), strings.Repeat("- ", 1<<15), strings.Repeat("? ", 1<<15),
+	} {
+		if _, err := run.Read([]byte(in)); subjects.CodeOf(err) != subjects.CodeInvalidMessage {
+			t.Errorf("%.20q: %v", in, err)
+		}
+	}
+}
+
+func TestQuote(t *testing.T) {
+	t.Parallel()
+	q := run.Quoted{Outputs: map[run.NodeID]json.RawMessage{
+		"a": json.RawMessage(`"text with ${b}"`), "b": json.RawMessage(`{"x/y":[1,{"z~":"deep"}]}`), "none": nil,
+	}}
+	for in, want := range map[string]string{
+		"${a}":                     "text with ${b}", // what is quoted is not looked at again
+		"<${b/x~1y/0}>":            "<1>",
+		"${b/x~1y/1/z~0}":          "deep",
+		"${b/x~1y/01}${b/x~1y/2}":  "",
+		"${b/x~1y/-}${b/q}${a/q}":  "",
+		"${none}${none/x}":         "",
+		"${c} ${ ${} ${a b} $a ${": "${c} ${ ${} ${a b} $a ${",
+		"${item} ${index}":         "${item} ${index}",
+		"${b/x~1y}${b/x~1y}":       `[1,{"z~":"deep"}][1,{"z~":"deep"}]`,
+	} {
+		if got := run.Quote(in, q); got != want {
+			t.Errorf("Quote(%q) = %q, want %q", in, got, want)
+		}
+	}
+	q.Item, q.Index = json.RawMessage(`{"name":"n"}`), 3
+	if got := run.Quote("${index} ${item/name} ${item}", q); got != `3 n {"name":"n"}` {
+		t.Errorf("of an item: %q", got)
+	}
+}
+
+func TestUnfold(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]int{
+		`[1,2]`: 2, `[]`: 0, `"[1,2,3]"`: 3, `{"a":1}`: -1, `null`: -1, ``: -1, `"x"`: -1, `"null"`: -1,
+		"[" + strings.Repeat("1,", run.MaxItems) + "1]": -1,
+	} {
+		list, err := (&run.FanOut{From: "a"}).Unfold(json.RawMessage(in))
+		if err != nil && want >= 0 || err == nil && len(list) != want {
+			t.Errorf("Unfold(%.20s) = %d items, %v, want %d", in, len(list), err, want)
+		}
+	}
+	if list, err := (&run.FanOut{From: "a", Pointer: "/l/0"}).Unfold(json.RawMessage(`{"l":[["x"]]}`)); err != nil || len(list) != 1 {
+		t.Errorf("by a pointer: %s, %v", list, err)
+	}
+}
+
+func TestConditions(t *testing.T) {
+	t.Parallel()
+	b := run.Before{
+		Outputs: map[run.NodeID]json.RawMessage{"a": json.RawMessage(`{"n":7,"f":0.5,"list":[1,2],"s":"x"}`), "t": json.RawMessage(`"{\"n\":1}"`), "none": nil},
+		Status:  map[run.NodeID]run.State{"a": run.Done, "none": run.Skipped}, Shared: json.RawMessage(`{"least":7}`),
+	}
+	for in, want := range map[string]bool{
+		`outputs.a.n >= shared.least`:                     true,
+		`outputs.a.n == 7 && outputs.a.f < 1`:             true,
+		`outputs["a"].s in ["x", "y"]`:                    true,
+		`len(outputs.a.list) > 2`:                         false,
+		`outputs.none == nil && status.none == "skipped"`: true,
+		`any(outputs.a.list, # == 2)`:                     true,
+		`fromJSON(outputs.t).n == 1`:                      true,
+		`outputs.a?.missing?.deeper == nil`:               true,
+	} {
+		c, err := run.Compile(in)
+		if err != nil {
+			t.Errorf("%s: %v", in, err)
+			continue
+		}
+		if got, err := c.Holds(b); err != nil || got != want {
+			t.Errorf("%s: %v, %v, want %v", in, got, err, want)
+		}
+	}
+	for _, in := range []string{`outputs.a.s > 1`, `outputs.a.n`, `outputs.none.x`} {
+		if c, err := run.Compile(in); err == nil {
+			if got, err := c.Holds(b); err == nil {
+				t.Errorf("%s: %v, want an error", in, got)
+			}
+		}
+	}
+	for _, in := range []string{
+		`sum(1..9) > 3`, `let x = outputs; x.a == nil`, `any(outputs.a.list, any(outputs.a.list, # > 1))`, `len(replace(outputs.a.s, "x", outputs.a.s)) > 1`,
+		`repeat("x", 9) == ""`, `date("2026-01-01").Year() > 1`, strings.Repeat(" ", 2000) + "true",
+	} {
+		if _, err := run.Compile(in); err == nil {
+			t.Errorf("%.80s is allowed", in)
+		}
+	}
+	c, err := run.Compile(`outputs.a.n > 1 || status["b-c"] == "done" || outputs[shared.x] == 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]run.NodeID{"a", "b-c"}, c.Nodes()); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+}
+
+// No condition, however odd, does more than fail.
+func FuzzCondition(f *testing.F) {
+	for _, s := range []string{`outputs.a.n > 1`, `status["a"] == "done"`, `1/0 > 1`, `reduce(1..9, # + #acc) > 3`, `let x = outputs; x.a == nil`, `now()`} {
+		f.Add(s, `{"n":1}`)
+	}
+	f.Fuzz(func(t *testing.T, text, output string) {
+		c, err := run.Compile(text)
+		if err != nil || !json.Valid([]byte(output)) {
+			return
+		}
+		b := run.Before{Outputs: map[run.NodeID]json.RawMessage{"a": json.RawMessage(output)}}
+		got, err := c.Holds(b)
+		again, errAgain := c.Holds(b)
+		if got != again || (err == nil) != (errAgain == nil) {
+			t.Fatalf("%v, %v, then %v, %v", got, err, again, errAgain)
+		}
+	})
+}
+
+func FuzzQuote(f *testing.F) {
+	f.Add("${a/x/0} ${item} ${", `{"x":["${a}"]}`)
+	f.Fuzz(func(t *testing.T, brief, output string) {
+		if !json.Valid([]byte(output)) {
+			return
+		}
+		raw := json.RawMessage(output)
+		if got := run.Quote(brief, run.Quoted{}); got != brief {
+			t.Fatalf("Quote(%q) = %q without anything to quote", brief, got)
+		}
+		_ = run.Quote(brief, run.Quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}, Item: raw})
+		if got := run.Quote("<${a}>", run.Quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}}); !strings.HasPrefix(got, "<") || !strings.HasSuffix(got, ">") {
+			t.Fatalf("quoted as %q", got)
+		}
+	})
+}

@@ -1,0 +1,230 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/subjects/schedule"
+	"parley/workers/agent"
+)
+
+// schedulePoints are the crash points of the schedules worker.
+var schedulePoints = []string{
+	"before_store_schedule", "after_store_schedule", "after_begin_schedule", "before_store_schedule:2", "after_store_schedule:2",
+}
+
+// sleeper is an agent that is woken by schedules.
+type sleeper struct {
+	mu      sync.Mutex
+	done    map[string]int // by task: how often it was finished
+	context int            // the most entries of a session's context that it woke with
+}
+
+func (s *sleeper) Handle(_ context.Context, t *agent.Task) (fleet.Result, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done[string(t.Dispatch.Task.TaskID)]++
+	if len(t.Dispatch.Context) > 0 {
+		c, err := fleet.DecodeStored[handshake.ContextView](t.Dispatch.Context)
+		if err != nil {
+			return fleet.Result{}, err
+		}
+		s.context = max(s.context, len(c.Context.PreviousAgents))
+	}
+	return agent.Text("awake"), nil
+}
+
+func (s *sleeper) count() (tasks, context int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.done), s.context
+}
+
+// wake runs the agent isa until the test ends.
+func (f *testFleet) wake(t *testing.T, s *sleeper) {
+	t.Helper()
+	b, err := bus.Connect(t.Context(), bus.Config{URL: f.url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := agent.New(agent.Config{ID: "isa", Bus: b, Heartbeat: time.Second, MaxParallel: 8, Handler: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	life, end := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- w.Run(life) }()
+	t.Cleanup(func() {
+		end()
+		if err := <-done; err != nil {
+			t.Errorf("agent: %v", err)
+		}
+		b.Close()
+	})
+}
+
+// says runs the command line as boss, until it succeeds.
+func (f *testFleet) says(t *testing.T, args ...string) string {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		cmd := exec.CommandContext(t.Context(), parleyBinary(t), append(args, "--as", "boss", "--server", f.url)...)
+		cmd.Env = bareEnv(f.dir)
+		out, err := cmd.Output()
+		if err == nil {
+			return strings.TrimSpace(string(out))
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("parley %v: %v, %s", args, err, out)
+		}
+	}
+}
+
+// schedule is a schedule of boss's as it stands.
+func (f *testFleet) schedule(t *testing.T, name string) *schedule.View {
+	t.Helper()
+	v, err := fleet.DecodeStored[schedule.View]([]byte(f.says(t, "schedule", "get", name, "-o", "json")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// until waits for something that takes its time.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(2 * patience); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s", what, 2*patience)
+		}
+	}
+}
+
+// Schedules of a second go on while workers and the broker die: each time is
+// one task at most, and each is accounted for; an agent that is woken in a
+// session has the session's context.
+func TestSchedule(t *testing.T) {
+	t.Parallel()
+	const aside = "registry,sessions"
+	f := newFleet(t, aside)
+	isa := &sleeper{done: map[string]int{}}
+	f.wake(t, isa)
+	n := 0
+	serve := func(kind string) *process {
+		n++
+		return f.serve(fmt.Sprintf("%s-%d", kind, n), parleyBinary(t), kind, nil)
+	}
+	kinds := []string{"router", "schedules", "schedules"}
+	var all []*process
+	for _, kind := range kinds {
+		all = append(all, serve(kind))
+	}
+	opened := f.says(t, "session", "create", "-o", "json")
+	o, err := fleet.DecodeReply[handshake.Opened]([]byte(opened))
+	if err != nil {
+		t.Fatal(err)
+	}
+	brief := writeFile(t, f.dir, "brief.json", `{"task":{"agent":"isa","session_id":"`+string(o.Session.SessionID)+`"},"brief":"look again"}`)
+	plain := writeFile(t, f.dir, "plain.txt", "look")
+	f.says(t, "schedule", "create", "once", "--every", "1s", "--overlap", "queue", "dispatch", brief)
+	f.says(t, "schedule", "create", "skip", "--cron", "* * * * * *", "--missed", "skip", "--grace", "1s", "dispatch", plain)
+	for kills := range 6 {
+		was, _ := isa.count()
+		until(t, "more tasks", func() bool { now, _ := isa.count(); return now > was+1 })
+		if kills == 2 {
+			f.restartBroker(aside)
+			continue
+		}
+		k := kills % len(all)
+		all[k].kill()
+		all[k] = serve(kinds[k])
+	}
+	until(t, "a context of its own tasks", func() bool { _, entries := isa.count(); return entries > 2 })
+	ids := map[string]bool{}
+	for _, name := range []string{"once", "skip"} {
+		f.says(t, "schedule", "pause", name)
+		var v *schedule.View
+		until(t, "nothing is being begun", func() bool {
+			v = f.schedule(t, name)
+			return len(v.Waiting) == 0 && (v.Last.Begun != nil || v.Last.Reason != nil)
+		})
+		c, err := v.Definition.Clock(v.Created)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, passed := c.Passed(v.Created, v.Reckoned)
+		if sum := v.Begun + v.Missed + v.Skipped + v.Refused; sum != passed {
+			t.Errorf("%s: %d times have passed, %d are accounted for: %+v", name, passed, sum, v.Record)
+		}
+		t.Logf("%s: %d times: begun %d, missed %d, skipped %d, refused %d", name, passed, v.Begun, v.Missed, v.Skipped, v.Refused)
+		for at := c.Next(v.Created); !at.After(v.Reckoned); at = c.Next(at) {
+			ids[v.Due(at).ID] = true
+		}
+	}
+	isa.mu.Lock()
+	defer isa.mu.Unlock()
+	for id := range isa.done {
+		if !ids[id] {
+			t.Errorf("task %s is of no time of a schedule", id)
+		}
+	}
+}
+
+// TestScheduleCrash has the schedules worker die at every one of its steps, and
+// another one take over: there is one task, and it is done.
+func TestScheduleCrash(t *testing.T) {
+	crashBinary(t) // before the clocks run
+	for _, point := range schedulePoints {
+		if *pointFlag != "" && point != *pointFlag {
+			continue
+		}
+		t.Run("kill "+point, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, "registry,router")
+			isa := &sleeper{done: map[string]int{}}
+			f.wake(t, isa)
+			first := f.serve("schedules-1", crashBinary(t), "schedules", nil, "PARLEY_CRASH_AT="+point)
+			f.says(t, "schedule", "create", "s", "--at", "2s", "dispatch", writeFile(t, f.dir, "brief", "look"))
+			if !first.ended(patience) || !first.killed() {
+				t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
+			}
+			f.serve("schedules-2", parleyBinary(t), "schedules", nil)
+			var v *schedule.View
+			until(t, "the end of the schedule", func() bool {
+				v = f.schedule(t, "s")
+				return v.State == schedule.Ended && v.Last.Begun != nil
+			})
+			if v.Begun != 1 || v.Missed != 0 || v.Last.ID != v.Due(*v.Definition.At).ID {
+				t.Errorf("it stands at %+v", v.Record)
+			}
+			f.says(t, "task", "wait", v.Last.ID)
+			if tasks, _ := isa.count(); tasks != 1 {
+				t.Errorf("%d tasks were done, want 1", tasks)
+			}
+			if list := f.says(t, "task", "ls", "-o", "json"); strings.Count(list, `"`+string(subjects.TaskID(v.Last.ID))+`"`) != 1 || strings.Count(list, `"task_id"`) != 1 {
+				t.Errorf("the tasks are %s", list)
+			}
+		})
+	}
+}
+
+func writeFile(tb testing.TB, dir, name, text string) string {
+	tb.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}

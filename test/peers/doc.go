@@ -1,0 +1,4 @@
+// Peers does the work of test/bench with other queues, each with its own
+// durable store on this machine: asynq on Redis, River on PostgreSQL. It is a
+// child of test/bench, which says what to do, and prints what it found.
+package main

@@ -1,0 +1,194 @@
+package callout
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/subjects/identity"
+	"parley/workers"
+)
+
+// Signer signs what only is the author of, with key; "" is everybody's, which
+// is for workers alone.
+func Signer(only subjects.AgentID, key identity.Key) bus.Signer {
+	return func(subject string, data []byte, h bus.Header) bus.Header {
+		author, ok := subjects.Author(subject)
+		if !ok || only != "" && author != only {
+			return nil
+		}
+		p := identity.Proof{
+			AgentID: author, SessionID: subjects.SessionID(h.Get(subjects.HeaderSession)),
+			Timestamp: identity.Timestamp(time.Now()), Nonce: rand.Text(),
+		}
+		p.Sign(key, subject, data)
+		return bus.Header{
+			subjects.HeaderAgent: {string(p.AgentID)}, subjects.HeaderTimestamp: {p.Timestamp},
+			subjects.HeaderNonce: {p.Nonce}, subjects.HeaderSignature: {p.Signature},
+		}
+	}
+}
+
+// guard judges what comes into this process.
+func (i *Identities) guard() bus.Guard {
+	g := bus.Guard{Stored: i.stored}
+	if i.terms.Signed {
+		g.Message = func(ctx context.Context, m bus.Msg, reader uint64) error {
+			author, ok := subjects.Author(m.Subject)
+			if !ok {
+				return nil
+			}
+			return i.tell(ctx, author, m.Subject, i.message(ctx, author, m, reader))
+		}
+	}
+	return g
+}
+
+// stored judges what agents have stored themselves.
+func (i *Identities) stored(m bus.Msg) error {
+	if m.Stream != subjects.StreamAnnounce && m.Stream != subjects.StreamMesh {
+		return nil
+	}
+	author, ok := subjects.Author(m.Subject)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storeTry)
+	defer cancel()
+	var err error
+	if i.terms.Signed {
+		err = i.message(ctx, author, m, ofStream)
+	}
+	if err == nil && m.Stream == subjects.StreamAnnounce {
+		err = i.announce(author, m)
+	}
+	return i.tell(ctx, author, m.Subject, err)
+}
+
+// orUnknown is who as the audit can name it.
+func orUnknown(who subjects.AgentID) subjects.AgentID {
+	if _, err := subjects.ParseAgentID(string(who)); err != nil {
+		return "unknown"
+	}
+	return who
+}
+
+// ofStream is the reader of what a stream gives: there, a place tells one
+// message from another.
+const ofStream = ^bus.Shared
+
+// storeTry bounds what is asked of the store for one message.
+const storeTry = 5 * time.Second
+
+// announce judges what an agent says that it can do.
+func (i *Identities) announce(author subjects.AgentID, m bus.Msg) error {
+	k, _, ok := i.of(author)
+	if !ok && i.terms.Strict {
+		return subjects.Errorf(subjects.CodeForbidden, "the agent %s has no identity, and only who has one may announce", author).
+			At("/worker/agent_id").WithRemedy("have an operator add it: parley identity add " + string(author))
+	}
+	if !ok {
+		return nil
+	}
+	a, err := fleet.DecodeAnnounce(m.Data)
+	if err != nil {
+		return nil //nolint:nilerr // whoever reads it says what is wrong with it
+	}
+	return k.record.Allows(a)
+}
+
+// tell tells log and audit of a refusal, and passes it on.
+func (i *Identities) tell(ctx context.Context, who subjects.AgentID, subject string, err error) error {
+	if err == nil {
+		return nil
+	}
+	code, level := subjects.CodeOf(err), slog.LevelWarn
+	if code != subjects.CodeUnavailable && code != subjects.CodeInternal {
+		r := workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Subject: subject}
+		if !i.notes.Refuse(ctx, "", orUnknown(who), handshake.EventAuthRefused, r) {
+			level = slog.LevelDebug // there are too many of these
+		}
+	}
+	i.log.Log(ctx, level, "message refused", slog.String("agent_id", string(who)), slog.String("subject", subject), slog.String("code", string(code)), slog.Any("error", err))
+	return err
+}
+
+// message judges the signature of a message.
+func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus.Msg, reader uint64) error {
+	p := identity.Proof{
+		AgentID: subjects.AgentID(m.Header.Get(subjects.HeaderAgent)), SessionID: subjects.SessionID(m.Header.Get(subjects.HeaderSession)),
+		Timestamp: m.Header.Get(subjects.HeaderTimestamp), Nonce: m.Header.Get(subjects.HeaderNonce), Signature: m.Header.Get(subjects.HeaderSignature),
+	}
+	switch {
+	case p.Signature == "":
+		return subjects.Errorf(subjects.CodeAuthFailed, "the message is not signed, and this fleet takes signed ones only").
+			WithRemedy("give your identity: --identity FILE (PARLEY_IDENTITY)")
+	case p.AgentID != author:
+		return subjects.Errorf(subjects.CodeForbidden, "it is signed for another agent than its subject is of").
+			WithRemedy("act under your own id")
+	}
+	at := time.Now()
+	if m.Stream != "" {
+		at = m.Time
+	}
+	byWorker := p.KeyID() == identity.WorkersKey
+	terms := identity.Terms{Keys: []identity.Key{i.seal.workers}, At: at}
+	if !byWorker {
+		k, seen, _ := i.of(author)
+		if p.Form() == identity.V0 && !seen {
+			var err error
+			if seen, err = i.hasSeenV1(ctx, author); err != nil {
+				return err
+			}
+		}
+		terms = k.judged(at, seen)
+	}
+	if err := identity.Verify(terms, &p, m.Subject, m.Data); err != nil {
+		return err
+	}
+	if err := i.first(ctx, &p, m, at, reader); err != nil {
+		return err
+	}
+	if p.Form() == identity.V1 && !byWorker {
+		return i.sawV1(ctx, author)
+	}
+	return nil
+}
+
+// first refuses a message that came before. What a stream gives again is the
+// same message; so is what comes twice in the form v0, which does not tell two
+// messages of one second apart, as long as it says the same.
+func (i *Identities) first(ctx context.Context, p *identity.Proof, m bus.Msg, at time.Time, reader uint64) error {
+	once, what, repeats := p.Once(), "message", false
+	switch {
+	case p.Form() == identity.V0:
+		what, repeats = identity.Fingerprint(m.Subject, m.Data), true
+	case m.Stream != "":
+		what, repeats = m.Stream+" "+strconv.FormatUint(m.Seq, 10), true
+	}
+	place := m.Stream
+	if m.Stream == "" {
+		place = strconv.FormatUint(reader, 10)
+	}
+	before, again := i.once.note(place, once, what, at)
+	if !again && reader == bus.Shared {
+		var err error
+		if before, again, err = i.useOnce(ctx, once, what); err != nil {
+			i.once.correct(place, once, "")
+			return err
+		}
+		if again {
+			i.once.correct(place, once, before)
+		}
+	}
+	if again && (!repeats || before != what) {
+		return replayed()
+	}
+	return nil
+}

@@ -1,0 +1,369 @@
+package callout_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"maps"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"parley/bus"
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/subjects/identity"
+	"parley/workers/callout"
+)
+
+// fleetOf is an open server with n processes of a fleet that wants signed
+// messages, each with a door for task get, results and dispatches.
+type fleetOf struct {
+	*world
+	server *bustest.Server
+	served atomic.Int64 // calls of task get
+	taken  atomic.Int64 // results
+	queued chan bus.Msg // dispatches
+	client *bus.Bus
+	key    identity.Key
+}
+
+func newFleet(t *testing.T, n int) *fleetOf {
+	t.Helper()
+	f := &fleetOf{server: bustest.New(t), queued: make(chan bus.Msg, 100)}
+	f.world = &world{server: f.server, ttl: time.Hour}
+	f.worker = f.server.Bus(t)
+	for range n {
+		b := f.server.Connect(t)
+		ids := open(t, b, callout.Terms{Signed: true})
+		w, err := callout.New(callout.Config{Bus: b, Identities: ids})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 2)
+		go func() { done <- w.Run(ctx) }()
+		t.Cleanup(func() { cancel(); <-done; <-done })
+		bustest.Eventually(t, "a worker that serves", func() bool { return w.Ready() == nil })
+		stop, err := b.Serve(t.Context(), bus.Service{Name: "router", Version: "1.0.0", Endpoints: []bus.Endpoint{{
+			Name: "get", Subject: subjects.APIPattern("task", "get"),
+			Handle: func(context.Context, bus.Msg) ([]byte, error) { f.served.Add(1); return []byte("{}"), nil },
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(stop)
+		sub, err := b.Subscribe(subjects.ResultPattern, "routers", func(m bus.Msg) { f.taken.Add(1); _ = m.Respond([]byte("{}"), nil) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = sub.Drain() })
+		go func() {
+			done <- b.Consume(ctx, bus.Consumer{Stream: subjects.StreamInbox, Durable: "routers", DeadLetter: true}, func(_ context.Context, m bus.Msg) error {
+				f.queued <- m
+				if m.Delivered == 1 {
+					return bus.Later(errors.New("once more"), time.Millisecond)
+				}
+				return nil
+			})
+		}()
+		if err := b.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Whoever signs as a worker may add an identity; so may an operator.
+	admin := f.server.Connect(t)
+	open(t, admin, callout.Terms{Signed: true})
+	f.worker = admin
+	f.client = f.server.Connect(t)
+	f.key = f.add(t, identity.Add{AgentID: "bot"})
+	return f
+}
+
+// signed are the headers of a message by bot.
+func (f *fleetOf) signed(subject string, body []byte, at time.Time) bus.Header {
+	p := identity.Proof{AgentID: "bot", Timestamp: identity.Timestamp(at), Nonce: rand.Text()}
+	p.Sign(f.key, subject, body)
+	return headers(&p)
+}
+
+func headers(p *identity.Proof) bus.Header {
+	return bus.Header{
+		subjects.HeaderAgent: {string(p.AgentID)}, subjects.HeaderTimestamp: {p.Timestamp},
+		subjects.HeaderNonce: {p.Nonce}, subjects.HeaderSignature: {p.Signature},
+	}
+}
+
+func (f *fleetOf) ask(t *testing.T, subject string, body []byte, h bus.Header) subjects.Code {
+	t.Helper()
+	m, err := f.client.Request(t.Context(), subject, body, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = fleet.DecodeReply[struct{}](m.Data)
+	return subjects.CodeOf(err)
+}
+
+// learn waits until every process has heard of bot's key.
+func (f *fleetOf) learn(t *testing.T, n int) {
+	t.Helper()
+	subject := subjects.API("bot", "task", "get")
+	bustest.Eventually(t, "all processes to know the key", func() bool {
+		for range 5 * n {
+			if f.ask(t, subject, nil, f.signed(subject, nil, time.Now())) != "" {
+				return false
+			}
+		}
+		return true
+	})
+	f.served.Store(0)
+}
+
+func TestSignedRequests(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	f.learn(t, 2)
+	body, now := []byte(`{"task_id":"t1"}`), time.Now()
+	for _, subject := range []string{subjects.API("bot", "task", "get"), subjects.Result("bot", "t1")} {
+		count := &f.served
+		if subject == subjects.Result("bot", "t1") {
+			count = &f.taken
+		}
+		good := f.signed(subject, body, now)
+		if code := f.ask(t, subject, body, good); code != "" || count.Load() != 1 {
+			t.Fatalf("%s: %s, handled %d times, want once", subject, code, count.Load())
+		}
+		for range 6 { // whichever process it comes to
+			if code := f.ask(t, subject, body, good); code != subjects.CodeAuthFailed {
+				t.Errorf("%s replayed: %q, want auth_failed", subject, code)
+			}
+		}
+		other := f.signed(subject, body, now)
+		other[subjects.HeaderAgent] = []string{"eve"}
+		for what, c := range map[string]struct {
+			body []byte
+			h    bus.Header
+			want subjects.Code
+		}{
+			"unsigned":      {body, nil, subjects.CodeAuthFailed},
+			"another body":  {[]byte("{}"), f.signed(subject, body, now), subjects.CodeAuthFailed},
+			"other subject": {body, f.signed(subject+"x", body, now), subjects.CodeAuthFailed},
+			"old":           {body, f.signed(subject, body, now.Add(-identity.Window-time.Minute)), subjects.CodeAuthFailed},
+			"early":         {body, f.signed(subject, body, now.Add(identity.Window+time.Minute)), subjects.CodeAuthFailed},
+			"other agent":   {body, other, subjects.CodeForbidden},
+		} {
+			if code := f.ask(t, subject, c.body, c.h); code != c.want {
+				t.Errorf("%s, %s: %q, want %q", subject, what, code, c.want)
+			}
+		}
+		if n := count.Load(); n != 1 {
+			t.Errorf("%s: handled %d times, want once", subject, n)
+		}
+	}
+	f.audited(t, "bot", handshake.EventAuthRefused, subjects.CodeAuthFailed)
+	// A client that signs needs to do nothing more.
+	f.client.SetSigner(callout.Signer("bot", f.key))
+	for range 3 {
+		if code := f.ask(t, subjects.API("bot", "task", "get"), body, nil); code != "" {
+			t.Errorf("signed by the bus: %s", code)
+		}
+	}
+	// Nor does a process that has no business with bot's key.
+	if code := f.ask(t, subjects.API("eve", "task", "get"), body, nil); code != subjects.CodeAuthFailed {
+		t.Errorf("as another: %q, want auth_failed", code)
+	}
+	if _, err := ask[identity.View](t, f.worker, "revoke", &identity.Revoke{AgentID: "bot"}); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "bot to be out", func() bool {
+		return f.ask(t, subjects.API("bot", "task", "get"), body, nil) == subjects.CodeAuthFailed
+	})
+}
+
+// The headers survive the stream, a message that comes again is no replay, and
+// what is not signed becomes a dead letter.
+func TestSignedDispatch(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	f.learn(t, 2)
+	subject, body := subjects.Dispatch("bot"), []byte("say hello")
+	h := f.signed(subject, body, time.Now())
+	sent := maps.Clone(h)
+	if _, err := f.client.Store(t.Context(), subject, body, "", h); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 2 {
+		select {
+		case m := <-f.queued:
+			for name := range sent {
+				if m.Header.Get(name) != sent.Get(name) {
+					t.Errorf("delivery %d: %s is %q, want %q", n+1, name, m.Header.Get(name), sent.Get(name))
+				}
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("the dispatch did not come, twice")
+		}
+	}
+	for what, h := range map[string]bus.Header{"unsigned": nil, "replayed": sent} {
+		before, err := f.worker.StreamState(t.Context(), subjects.StreamDLQ)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.client.Store(t.Context(), subject, body, "", h); err != nil {
+			t.Fatal(err)
+		}
+		bustest.Eventually(t, what+": a dead letter", func() bool {
+			s, err := f.worker.StreamState(t.Context(), subjects.StreamDLQ)
+			return err == nil && s.LastSeq == before.LastSeq+1
+		})
+	}
+	select {
+	case m := <-f.queued:
+		t.Errorf("%s was handled", m.Data)
+	default:
+	}
+}
+
+// In the form v0 the first body wins, and v1 ends it.
+func TestSignedPlainly(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	f.key = f.add(t, identity.Add{AgentID: "plain", Signatures: identity.V0})
+	subject := subjects.API("plain", "task", "get")
+	at := time.Now()
+	plain := func() bus.Header {
+		at = at.Add(time.Second)
+		p := identity.Proof{AgentID: "plain", Timestamp: identity.Timestamp(at)}
+		p.SignPlain(f.key.Secret)
+		h := headers(&p)
+		delete(h, subjects.HeaderNonce)
+		return h
+	}
+	bustest.Eventually(t, "all processes to know the key", func() bool {
+		h, ok := plain(), true
+		for range 8 {
+			ok = f.ask(t, subject, []byte("a"), h) == "" && ok
+		}
+		at = at.Add(-time.Second)
+		return ok
+	})
+	at = at.Add(time.Second)
+	h := plain()
+	for range 4 {
+		if code := f.ask(t, subject, []byte("a"), h); code != "" {
+			t.Errorf("the same again: %s", code)
+		}
+		if code := f.ask(t, subject, []byte("b"), h); code != subjects.CodeAuthFailed {
+			t.Errorf("another body: %q, want auth_failed", code)
+		}
+	}
+	p := identity.Proof{AgentID: "plain", Timestamp: identity.Timestamp(time.Now()), Nonce: rand.Text()}
+	p.Sign(f.key, subject, nil)
+	if code := f.ask(t, subject, nil, headers(&p)); code != "" {
+		t.Fatalf("v1: %s", code)
+	}
+	for range 6 {
+		if code := f.ask(t, subject, []byte("a"), plain()); code != subjects.CodeAuthFailed {
+			t.Errorf("v0 after v1: %q, want auth_failed", code)
+		}
+	}
+}
+
+// An agent announces what its identity allows, or nobody hears of it.
+func TestAnnounces(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		terms   callout.Terms
+		agent   subjects.AgentID
+		tier    string
+		refused subjects.Code
+	}{
+		"allowed":               {agent: "bot", tier: "haiku"},
+		"above its tier":        {agent: "bot", tier: "opus", refused: subjects.CodeForbidden},
+		"no identity":           {agent: "free", tier: "opus"},
+		"no identity, strictly": {terms: callout.Terms{Strict: true}, agent: "free", refused: subjects.CodeForbidden},
+		"not signed":            {terms: callout.Terms{Signed: true}, agent: "bot", tier: "haiku", refused: subjects.CodeAuthFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := bustest.New(t)
+			b := s.Bus(t)
+			w := &world{server: s, worker: b, ttl: time.Hour}
+			w.run(t, b, open(t, b, callout.Terms{}))
+			w.add(t, identity.Add{AgentID: "bot", MaxTier: "sonnet"})
+			client := s.Connect(t)
+			a := fleet.Announce{
+				Header: fleet.Header{Type: fleet.TypeAnnounce, ProtocolVersion: fleet.Version},
+				Worker: fleet.Worker{AgentID: c.agent, ModelTier: c.tier, Epoch: 1},
+			}
+			if _, err := client.Store(t.Context(), subjects.Announce(c.agent, "main"), fleet.MustEncode(&a), "", nil); err != nil {
+				t.Fatal(err)
+			}
+			reader := s.Connect(t)
+			open(t, reader, c.terms)
+			var heard, refused atomic.Int64
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			err := reader.Tail(ctx, bus.Tail{
+				Stream: subjects.StreamAnnounce, LastPerSubject: true,
+				Handle:   func(bus.Msg) { heard.Add(1) },
+				Refused:  func(bus.Msg, error) { refused.Add(1) },
+				CaughtUp: func(uint64) { cancel() },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (heard.Load() == 1) != (c.refused == "") || heard.Load()+refused.Load() != 1 {
+				t.Errorf("heard %d, refused %d, want it refused as %q", heard.Load(), refused.Load(), c.refused)
+			}
+			if c.refused != "" {
+				w.audited(t, c.agent, handshake.EventAuthRefused, c.refused)
+			}
+		})
+	}
+}
+
+// A heartbeat goes to several workers of one process: each gets it once, and
+// none a second time.
+func TestSignedHeartbeats(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 1)
+	f.learn(t, 1)
+	b := f.server.Connect(t)
+	open(t, b, callout.Terms{Signed: true})
+	heard := [2]chan string{make(chan string, 10), make(chan string, 10)}
+	for i := range heard {
+		sub, err := b.Subscribe(subjects.HeartbeatPattern, "", func(m bus.Msg) { heard[i] <- string(m.Data) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = sub.Unsubscribe() })
+	}
+	if err := b.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	subject := subjects.Heartbeat("bot", "main")
+	first := f.signed(subject, []byte("one"), time.Now())
+	for _, m := range []struct {
+		body string
+		h    bus.Header
+	}{{"one", first}, {"one", first}, {"unsigned", nil}, {"two", f.signed(subject, []byte("two"), time.Now())}} {
+		if err := f.client.Publish(subject, []byte(m.body), m.h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range heard {
+		for _, want := range []string{"one", "two"} {
+			select {
+			case got := <-heard[i]:
+				if got != want {
+					t.Errorf("subscription %d heard %q, want %q", i, got, want)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("subscription %d did not hear %q", i, want)
+			}
+		}
+	}
+}

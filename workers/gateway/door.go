@@ -1,0 +1,129 @@
+package gateway
+
+import (
+	"errors"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"parley/subjects"
+)
+
+// DoorConfig is who a Door lets in. Its fields are those of Config.
+type DoorConfig struct {
+	Auth      Auth
+	Open      bool
+	Origins   []string
+	Rate      float64
+	URL       string
+	Anonymous subjects.AgentID // who calls, where nobody is asked
+}
+
+// Door keeps out of another page on the gateway's port whom the gateway keeps
+// out: hosts that are not ours, pages of the web, callers who do not say who
+// they are, and those who call too often.
+type Door struct {
+	cfg    DoorConfig
+	auth   *authenticator
+	limits *limits
+	host   string // of cfg.URL
+}
+
+// NewDoor checks cfg and makes a Door.
+func NewDoor(cfg DoorConfig) (*Door, error) {
+	d := &Door{cfg: cfg, auth: newAuthenticator(cfg.Auth), limits: newLimits(cfg.Rate)}
+	if cfg.URL != "" {
+		u, err := url.Parse(cfg.URL)
+		if err != nil {
+			return nil, err
+		}
+		d.host = u.Hostname()
+	}
+	if !cfg.Auth.required() && cfg.Anonymous == "" {
+		return nil, errors.New("gateway: a door that asks nobody needs to know who calls")
+	}
+	return d, nil
+}
+
+// Guard is a page that calls serve for every request that may come in, with
+// the caller that it proves.
+func (d *Door) Guard(serve func(http.ResponseWriter, *http.Request, subjects.AgentID)) http.Handler {
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("X-Content-Type-Options", "nosniff")
+		if !hostAllowed(r.Host, d.host, d.auth.cfg.required() || d.cfg.Open) {
+			refusePage(rw, &fault{kind: kindUnauthorized, message: "this host name is not served here"})
+			return
+		}
+		if origin := r.Header.Get("Origin"); origin != "" && !sameOrigin(origin, r.Host) {
+			if !slices.Contains(d.cfg.Origins, origin) {
+				refusePage(rw, &fault{kind: kindUnauthorized, message: "pages of this origin may not call"})
+				return
+			}
+			h := rw.Header()
+			h.Set("Access-Control-Allow-Origin", origin)
+			h.Add("Vary", "Origin")
+			if r.Method == http.MethodOptions {
+				h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
+				h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Last-Event-ID, Mcp-Method, Mcp-Name, Mcp-Protocol-Version, Mcp-Session-Id, "+headerAPIKey)
+				h.Set("Access-Control-Max-Age", "600")
+				rw.WriteHeader(http.StatusNoContent)
+				return
+			}
+		}
+		from, err := d.identify(r)
+		if err != nil {
+			refusePage(rw, asFault(err))
+			return
+		}
+		patient(rw)
+		serve(rw, r, from)
+	})
+}
+
+// identify says who calls.
+func (d *Door) identify(r *http.Request) (subjects.AgentID, error) {
+	from := d.cfg.Anonymous
+	if d.auth.cfg.required() {
+		var err error
+		if from, err = d.auth.identify(r.Context(), r.Header, peerOf(r)); err != nil {
+			return "", err
+		}
+	}
+	return from, d.limits.take(from)
+}
+
+// refusePage answers an error in plain words.
+func refusePage(rw http.ResponseWriter, f *fault) {
+	if f.retry > 0 {
+		rw.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(f.retry.Seconds()))))
+	}
+	if f.kind == kindUnauthenticated {
+		rw.Header().Set("WWW-Authenticate", `Bearer realm="parley"`)
+	}
+	http.Error(rw, f.message, f.kind.http)
+}
+
+// sameOrigin reports whether a page's origin is the host that it calls.
+func sameOrigin(origin, host string) bool {
+	u, err := url.Parse(origin)
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
+}
+
+// hostAllowed keeps pages of the web from a port that asks nobody who they are:
+// such a one answers only under names that mean this machine, or ours.
+func hostAllowed(host, ours string, anyone bool) bool {
+	if anyone {
+		return true
+	}
+	name := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	}
+	name = strings.Trim(name, "[]")
+	ip := net.ParseIP(name)
+	return strings.EqualFold(name, "localhost") || ip != nil && ip.IsLoopback() || ours != "" && strings.EqualFold(name, ours)
+}

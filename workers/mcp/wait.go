@@ -1,0 +1,205 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/mesh"
+)
+
+// How long a call waits, and how long each of the questions that it consists
+// of: a task that asks something is seen at the end of one.
+const (
+	maxWait     = 50 * time.Second
+	defaultWait = 30 * time.Second
+	slice       = 2 * time.Second
+	waitsAtOnce = maxMany
+)
+
+type waitIn struct {
+	TaskIDs    []subjects.TaskID `json:"task_ids,omitempty" jsonschema:"tasks to wait for"`
+	MessageIDs []mesh.MessageID  `json:"message_ids,omitempty" jsonschema:"messages sent by fleet_message whose answers to wait for"`
+	Need       string            `json:"need,omitempty" jsonschema:"all (default): wait for every one; any: for the first"`
+	Timeout    float64           `json:"timeout_seconds,omitempty" jsonschema:"how long to wait at most; 0 looks without waiting"`
+}
+
+type waitOut struct {
+	Done      bool              `json:"done"`
+	Ended     int               `json:"ended"`
+	Waiting   int               `json:"waiting"`
+	Attention []subjects.TaskID `json:"attention,omitempty"` // their agents have a question
+	Tasks     []*task           `json:"tasks,omitempty"`     // in the order asked for
+	Messages  []*sentMessage    `json:"messages,omitempty"`
+	Next      string            `json:"next"`
+}
+
+func wait(ctx context.Context, c *caller, in *waitIn, tell progress) (any, error) {
+	if len(in.TaskIDs)+len(in.MessageIDs) == 0 {
+		return nil, bad("task_ids", "expected at least one task id or message id", "fleet_dispatch gives task ids, fleet_status lists them")
+	}
+	for _, id := range in.TaskIDs {
+		if _, err := subjects.ParseTaskID(string(id)); err != nil {
+			return nil, told(err, "task")
+		}
+	}
+	w := &waiting{
+		c: c, any: in.Need == "any", until: time.Now().Add(min(time.Duration(in.Timeout*float64(time.Second)), maxWait)),
+		tasks: make([]*task, len(in.TaskIDs)), tell: func(ctx context.Context, ended int) { tell(ctx, ended, len(in.TaskIDs)+len(in.MessageIDs), "ended") },
+	}
+	if err := w.run(ctx, in); err != nil {
+		return nil, err
+	}
+	return w.out(), nil
+}
+
+// waiting is one call of fleet_wait.
+type waiting struct {
+	c     *caller
+	any   bool
+	until time.Time
+	tell  func(ctx context.Context, ended int)
+
+	mu       sync.Mutex // guards what follows
+	tasks    []*task
+	messages []*sentMessage
+	ended    int
+}
+
+// run waits for all there is to wait for. The first that is enough ends the
+// others.
+func (w *waiting) run(ctx context.Context, in *waitIn) error {
+	enough, stop := context.WithCancel(ctx)
+	defer stop()
+	var all sync.WaitGroup
+	var failed error
+	if len(in.MessageIDs) > 0 {
+		all.Go(func() {
+			err := w.answers(ctx, enough, in.MessageIDs, stop)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			failed = err
+		})
+	}
+	each(len(in.TaskIDs), waitsAtOnce, func(i int) { w.task(ctx, enough, i, in.TaskIDs[i], stop) })
+	all.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return failed
+}
+
+// task looks at one task until it needs no more looking at.
+func (w *waiting) task(ctx, enough context.Context, i int, id subjects.TaskID, stop func()) {
+	for {
+		stay := max(min(time.Until(w.until), slice), 10*time.Millisecond)
+		v, err := w.look(ctx, enough, id, stay)
+		t := &task{TaskID: id}
+		switch {
+		case err != nil && errors.Is(err, context.Canceled):
+			return // nobody listens
+		case err != nil:
+			t.Error = err.Error()
+		default:
+			t = shown(&v)
+		}
+		w.mu.Lock()
+		w.tasks[i] = t
+		if t.Ended || t.Error != "" {
+			w.ended++
+			w.tell(ctx, w.ended)
+		}
+		w.mu.Unlock()
+		asks := t.WaitsFor == fleet.AwaitAgentQuestion
+		if asks || w.any && t.Ended {
+			stop()
+		}
+		if asks || t.Ended || t.Error != "" || enough.Err() != nil || !time.Now().Before(w.until) {
+			return
+		}
+	}
+}
+
+// look asks for a task as it is when it has ended, or after stay; at once where
+// there is enough already.
+func (w *waiting) look(ctx, enough context.Context, id subjects.TaskID, stay time.Duration) (fleet.TaskView, error) {
+	if enough.Err() == nil {
+		v, err := ask[fleet.TaskView](enough, w.c, "task", "wait", stay, fleet.TaskWait{TaskID: id, TimeoutSeconds: stay.Seconds()})
+		if err == nil || enough.Err() == nil {
+			return v, err
+		}
+	}
+	return ask[fleet.TaskView](ctx, w.c, "task", "get", 0, fleet.TaskRef{TaskID: id})
+}
+
+// answers waits for the answers to messages.
+func (w *waiting) answers(ctx, enough context.Context, ids []mesh.MessageID, stop func()) error {
+	need := 0
+	if w.any {
+		need = 1
+	}
+	for {
+		stay := max(min(time.Until(w.until), slice), 10*time.Millisecond)
+		if enough.Err() != nil {
+			stay = 10 * time.Millisecond
+		}
+		a, err := ask[mesh.Answers](ctx, w.c, "mesh", "wait", stay, mesh.Wait{MessageIDs: ids, Need: need, TimeoutSeconds: stay.Seconds()})
+		if err != nil {
+			return err
+		}
+		w.mu.Lock()
+		w.messages = w.messages[:0]
+		got := 0
+		for i := range a.Answers {
+			m := answered(&a.Answers[i])
+			w.messages = append(w.messages, m)
+			if m.Ended {
+				got++
+			}
+		}
+		w.mu.Unlock()
+		if w.any && got > 0 {
+			stop()
+		}
+		if a.Done || enough.Err() != nil || !time.Now().Before(w.until) {
+			return nil
+		}
+	}
+}
+
+func (w *waiting) out() *waitOut {
+	o := &waitOut{Tasks: w.tasks, Messages: w.messages}
+	count := func(ended bool) {
+		if ended {
+			o.Ended++
+		} else {
+			o.Waiting++
+		}
+	}
+	for _, t := range w.tasks {
+		count(t.Ended || t.Error != "")
+		if t.WaitsFor == fleet.AwaitAgentQuestion {
+			o.Attention = append(o.Attention, t.TaskID)
+		}
+	}
+	for _, m := range w.messages {
+		count(m.Ended)
+	}
+	first := func(t *task) bool { return t.Ended }
+	o.Done = o.Waiting == 0 || w.any && (slices.ContainsFunc(w.tasks, first) || slices.ContainsFunc(w.messages, func(m *sentMessage) bool { return m.Ended }))
+	switch {
+	case len(o.Attention) > 0:
+		o.Next = "an agent has a question: answer it with fleet_message (task_id, text), then call fleet_wait again"
+	case !o.Done:
+		o.Next = "not ended yet, which is no error: call fleet_wait again with the same ids"
+	case slices.ContainsFunc(w.tasks, func(t *task) bool { return t.Chars > preview }):
+		o.Next = "fleet_result gives the whole of a long output"
+	default:
+		o.Next = "all there is to wait for has ended"
+	}
+	return o
+}

@@ -1,0 +1,76 @@
+package workers
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/time/rate"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+)
+
+// Refusals are told at that pace: who is refused over and over must not fill
+// the audit.
+const (
+	refusalsPerSecond = 20
+	refusalsAtOnce    = 100
+	noteTry           = 5 * time.Second
+)
+
+// Notes tell the audit what no record tells.
+type Notes struct {
+	// Fixed after NewNotes.
+	bus *bus.Bus
+	log *slog.Logger
+
+	refusals *rate.Limiter // of lines about refusals
+	unsaid   atomic.Int64  // refusals without a line
+}
+
+// NewNotes makes notes that are stored by b.
+func NewNotes(b *bus.Bus, log *slog.Logger) *Notes {
+	return &Notes{bus: b, log: log, refusals: rate.NewLimiter(refusalsPerSecond, refusalsAtOnce)}
+}
+
+// Tell says what who did, in a session if id is not empty; data is an object.
+// It is stored when Tell returns, unless the log of the process says otherwise.
+func (n *Notes) Tell(ctx context.Context, id subjects.SessionID, who subjects.AgentID, event string, data any) {
+	if _, err := subjects.ParseAgentID(string(who)); err != nil {
+		return // nobody
+	}
+	if data == nil {
+		data = struct{}{}
+	}
+	l := handshake.LogLine{Timestamp: time.Now().UTC(), SessionID: id, AgentID: who, EventType: event, Data: fleet.MustEncode(data)}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), noteTry) // what was done is told, whoever asked has left
+	defer cancel()
+	if _, err := n.bus.Store(ctx, subjects.Log(id, who), fleet.MustEncode(&l), uuid.NewString(), nil); err != nil {
+		n.log.Error("the audit was not told", slog.String("session_id", string(id)), slog.String("agent_id", string(who)), slog.String("event", event), slog.Any("error", err))
+	}
+}
+
+// Refusal is the data of a line that tells of a refusal.
+type Refusal struct {
+	Code    subjects.Code `json:"code"`
+	Message string        `json:"message,omitempty"`
+	Host    string        `json:"host,omitempty"`
+	Subject string        `json:"subject,omitempty"`
+	Unsaid  int64         `json:"unsaid,omitzero"` // further refusals, of anybody, that have no line
+}
+
+// Refuse says that who was refused; false when there are too many of these.
+func (n *Notes) Refuse(ctx context.Context, id subjects.SessionID, who subjects.AgentID, event string, r Refusal) bool {
+	if !n.refusals.Allow() {
+		n.unsaid.Add(1)
+		return false
+	}
+	r.Unsaid = n.unsaid.Swap(0)
+	n.Tell(ctx, id, who, event, r)
+	return true
+}

@@ -1,0 +1,95 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// Of thousands that fail at once, some are taken in at once, the others at a
+// pace, and no more wait than there is room for.
+func TestFailuresAreTakenInAtAPace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFailures()
+		var taken atomic.Int64
+		began := time.Now()
+		let := 0
+		for range 10_000 {
+			if f.turn(t.Context(), func(f func()) { go f() }, func() { taken.Add(1) }) {
+				let++
+			}
+		}
+		synctest.Wait()
+		if got := taken.Load(); got != failuresAtOnce || let < maxFailures || let > maxFailures+failuresAtOnce {
+			t.Errorf("of 10 000 %d were let wait and %d taken in at once, want about %d and %d", let, got, maxFailures, failuresAtOnce)
+		}
+		for taken.Load() < int64(let) {
+			time.Sleep(time.Second / failuresPerSecond)
+			synctest.Wait()
+		}
+		want := time.Duration(let-failuresAtOnce) * time.Second / failuresPerSecond
+		if got := time.Since(began); got < want || got > want+time.Second/10 {
+			t.Errorf("%d failures were taken in within %s, want %s", let, got, want)
+		}
+	})
+}
+
+// Nobody waits longer than the router has.
+func TestFailuresDoNotOutwaitTheRouter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFailures()
+		f.pace.SetLimit(1e-6)
+		f.pace.AllowN(time.Now(), failuresAtOnce)
+		ctx, cancel := context.WithCancel(t.Context())
+		taken := make(chan struct{})
+		if !f.turn(ctx, func(f func()) { go f() }, func() { close(taken) }) {
+			t.Fatal("there is no room for one")
+		}
+		synctest.Wait()
+		select {
+		case <-taken:
+			t.Error("it was taken in before its turn")
+		default:
+		}
+		cancel()
+		<-taken
+	})
+}
+
+// The guide tells the pace.
+func TestThePaceOfFailuresIsTold(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile("../../docs/guide/escalation.md")
+	if want := fmt.Sprintf("takes in %d at once and then %d a second", failuresAtOnce, failuresPerSecond); err != nil || !strings.Contains(string(guide), want) {
+		t.Errorf("the guide does not say %q (%v)", want, err)
+	}
+}
+
+func TestIsFailure(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		r    fleet.Result
+		want bool
+	}{
+		{fleet.Result{Status: fleet.StatusDone}, false},
+		{fleet.Result{Status: fleet.StatusPartial}, false},
+		{fleet.Result{Status: fleet.StatusError}, true},
+		{fleet.Result{Status: fleet.StatusError, Error: &fleet.ResultError{Code: subjects.CodeAgentError}}, true},
+		{fleet.Result{Status: fleet.StatusError, Error: &fleet.ResultError{Code: subjects.CodeAgentBusy}}, false},
+		{fleet.Result{Status: fleet.StatusBlocked}, true},
+	} {
+		if got := isFailure(&tt.r); got != tt.want {
+			t.Errorf("isFailure(%s, %v) = %t", tt.r.Status, tt.r.Error, got)
+		}
+	}
+}

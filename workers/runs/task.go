@@ -1,0 +1,126 @@
+package runs
+
+import (
+	"context"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/run"
+)
+
+// end is how a task has ended: what a record keeps, and the whole result.
+type end struct {
+	status run.Status
+	result *fleet.Result
+}
+
+// endOf reads the end of a task from its last record.
+func endOf(record []byte) (*end, error) {
+	ev, err := fleet.DecodeEvent(record)
+	if err != nil {
+		return nil, err
+	}
+	res, err := fleet.DecodeReply[fleet.Result](ev.Data.Result)
+	if err != nil {
+		return nil, err
+	}
+	return ending(&fleet.TaskView{
+		State: ev.State, Attempt: ev.Attempt, TokensSpent: ev.Facts.TokensSpent, Reason: ev.Reason, Created: ev.Facts.Created, Updated: ev.Time, Result: &res,
+	}), nil
+}
+
+// ending is how a task has ended that has.
+func ending(v *fleet.TaskView) *end {
+	res := v.Result
+	if res == nil {
+		res = &fleet.Result{}
+	}
+	e := &end{result: res, status: run.Status{
+		State: run.Failed, AgentID: res.AgentID, Attempts: v.Attempt, Tokens: v.TokensSpent, Reason: v.Reason,
+	}}
+	if !v.Created.IsZero() {
+		e.status.Begun = new(v.Created)
+	}
+	if !v.Updated.IsZero() {
+		e.status.Ended = new(v.Updated)
+	}
+	switch v.State {
+	case fleet.StateDone, fleet.StatePartial:
+		e.status.State, e.status.Reason = run.Done, nil
+	case fleet.StateCanceled:
+		e.status.State = run.Canceled
+	default:
+		if res.Error != nil {
+			e.status.Reason = &fleet.Reason{Code: res.Error.Code, Message: res.Error.Message}
+		}
+	}
+	e.status.Reason = run.Short(e.status.Reason)
+	return e
+}
+
+// refused is the end of a task that never began.
+func refused(why error) *end {
+	e := subjects.AsError(why)
+	return ending(&fleet.TaskView{State: fleet.StateError, Result: &fleet.Result{
+		Status: fleet.StatusError, State: fleet.StateError, Error: &fleet.ResultError{Code: e.Code, Message: e.Error()},
+	}})
+}
+
+// dispatch hands a task to the fleet; not nil: it has ended already, or was
+// refused for good.
+func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, task *fleet.Dispatch) (*end, error) {
+	got, err := call[fleet.Dispatched](ctx, w, from, "task", "dispatch", task)
+	switch code := subjects.CodeOf(err); {
+	case err == nil && !got.Duplicate:
+		return nil, nil //nolint:nilnil // it goes on
+	case err == nil, code == subjects.CodeIdempotencyConflict: // it was there
+		return w.get(ctx, from, task.Task.TaskID)
+	case again(code):
+		return nil, err
+	}
+	return refused(err), nil
+}
+
+// get asks how far a task is that was dispatched; nil: it has not ended.
+func (w *Worker) get(ctx context.Context, from subjects.AgentID, task subjects.TaskID) (*end, error) {
+	v, err := call[fleet.TaskView](ctx, w, from, "task", "get", fleet.TaskRef{TaskID: task})
+	switch {
+	case subjects.CodeOf(err) == subjects.CodeNotFound:
+		// Its end was a day ago, and nobody looked: it is lost to the run.
+		return refused(subjects.Errorf(subjects.CodeNotFound, "the task is not kept any more")), nil
+	case err != nil:
+		return nil, err
+	case !v.State.Terminal():
+		return nil, nil //nolint:nilnil // it goes on
+	}
+	return ending(&v), nil
+}
+
+func (w *Worker) cancelTask(ctx context.Context, from subjects.AgentID, task subjects.TaskID, why *fleet.Reason) error {
+	_, err := call[fleet.TaskView](ctx, w, from, "task", "cancel", fleet.TaskCancel{TaskID: task, Reason: why.Message})
+	if code := subjects.CodeOf(err); err != nil && again(code) {
+		return err
+	}
+	return nil // it has ended, or was never dispatched
+}
+
+// again reports whether a refusal may be another one later.
+func again(code subjects.Code) bool {
+	return code == subjects.CodeUnavailable || code == subjects.CodeInternal || code == subjects.CodeRateLimited
+}
+
+// call asks the fleet's API in the name of whoever started a run.
+func call[T any](ctx context.Context, w *Worker, from subjects.AgentID, noun, verb string, req any) (T, error) {
+	var zero T
+	data, err := fleet.Encode(req)
+	if err != nil {
+		return zero, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTry)
+	defer cancel()
+	m, err := w.cfg.Bus.Request(ctx, subjects.API(from, noun, verb), data, nil)
+	if err != nil {
+		return zero, subjects.Errorf(subjects.CodeUnavailable, "%s %s: %w", noun, verb, err)
+	}
+	return fleet.DecodeReply[T](m.Data)
+}

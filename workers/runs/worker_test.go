@@ -1,0 +1,262 @@
+package runs_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/subjects/run"
+	"parley/workers/runs"
+)
+
+const chain = `{"task_id":"%s","agents":[
+	{"id":"a","brief":"a","dependencies":[]},
+	{"id":"b","brief":"b","dependencies":["a"]},
+	{"id":"c","brief":"c","dependencies":["a"]},
+	{"id":"d","brief":"d ${b}","dependencies":["b","c"]}]}`
+
+// Several workers carry out many runs, each node once, while somebody pauses
+// and resumes them, so that their writes collide.
+func TestWorkersShareRuns(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	serve(t, runs.Config{Bus: b})
+	serve(t, runs.Config{Bus: b})
+	stop := serve(t, runs.Config{Bus: b})
+	var ids []subjects.RunID
+	for i := range 12 {
+		ids = append(ids, start(t, b, fmt.Sprintf(chain, fmt.Sprintf("r%d", i))))
+	}
+	stop() // what it drove is the others' now
+	for _, id := range ids {
+		for range 5 {
+			for _, verb := range []string{"pause", "resume"} {
+				if _, err := ask[run.Record](t, b, verb, &run.Ref{RunID: id}); err != nil {
+					t.Errorf("%s: %v", verb, err)
+				}
+			}
+		}
+	}
+	for _, id := range ids {
+		until(t, b, id, run.Done)
+		if a, again := document(t, b, id), document(t, b, id); !bytes.Equal(a, again) {
+			t.Errorf("the document of %s changes", id)
+		}
+	}
+	if n := k.count(func(*job) bool { return true }); n != 4*len(ids) {
+		t.Errorf("%d tasks were dispatched, want %d", n, 4*len(ids))
+	}
+	last := output(t, b, ids[0]).Results[3]
+	if last.Node != "d" || !strings.HasPrefix(string(last.Result.Output), `"did d did b`) {
+		t.Errorf("d came to %s", last.Result.Output)
+	}
+}
+
+// A worker that comes later goes on where the records are, though it has heard
+// of nothing.
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+	stop := serve(t, runs.Config{Bus: b})
+	id := start(t, b, fmt.Sprintf(chain, "late"))
+	bustest.Eventually(t, "a is dispatched", func() bool { return len(k.briefs()) == 1 })
+	stop()
+	k.change(func() {
+		k.deaf = true
+		k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) { return said("did " + d.Brief), true }
+	})
+	k.end(k.order[0], said("a, at last"))
+	k.change(func() { k.deaf = false })
+	serve(t, runs.Config{Bus: b})
+	r := until(t, b, id, run.Done)
+	if n := len(k.briefs()); n != 4 || r.Nodes["a"].Generation != 1 {
+		t.Errorf("%d tasks, a was begun %d times", n, r.Nodes["a"].Generation)
+	}
+}
+
+// The end of a run's time is the same for a worker that was started in the
+// middle of it: its tasks are canceled then.
+func TestDeadlineOverARestart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		k := newDesk(t, b)
+		k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+		stop := serve(t, runs.Config{Bus: b})
+		began := time.Now()
+		id := start(t, b, `{"task_id":"slow","timeout":20,"agents":[{"id":"a","dependencies":[]},{"id":"b","dependencies":["a"]}]}`)
+		time.Sleep(8 * time.Second)
+		stop()
+		time.Sleep(2 * time.Second)
+		serve(t, runs.Config{Bus: b})
+		time.Sleep(5 * time.Second)
+		if r := get(t, b, id); r.State != run.Running {
+			t.Fatalf("after 15 s the run is %s", r.State)
+		}
+		r := until(t, b, id, run.Expired)
+		if took := r.Ended.Sub(began); took < 19*time.Second || took > 25*time.Second {
+			t.Errorf("it ended after %s", took)
+		}
+		if n := k.count(func(j *job) bool { return j.canceled }); n != 1 || r.Nodes["a"].State != run.Canceled || r.Nodes["b"].State != run.Skipped {
+			t.Errorf("%d tasks canceled, %+v", n, r.Nodes)
+		}
+	})
+}
+
+// What a node says of its task is in its dispatch.
+func TestNodeIsAnOrdinaryTask(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	s := newSessions(t, b)
+	serve(t, runs.Config{Bus: b})
+	id := start(t, b, `
+task_id: full
+task_type: orchestration
+priority: high
+timeout: 600
+token_budget: 5000
+shared_data: {site: lab}
+agents:
+  - id: a
+    agent_id: echo
+    alternatives: [other]
+    timeout: 30
+    max_retries: 7
+    token_budget: 100
+    on_blocked: wait
+    on_failure: escalate
+    result_schema: {type: string}
+    dependencies: []
+    brief: first
+  - id: b
+    requirements: {required_mcp: [git], required_capabilities: [terminal], model_tier: opus, clean_repo: true, labels: {site: lab}}
+    dependencies: [a]
+`)
+	// b is dispatched when a's result is in the session, and not before.
+	bustest.Eventually(t, "a is dispatched", func() bool { return len(k.briefs()) == 1 })
+	s.add(k.order[0])
+	r := until(t, b, id, run.Done)
+	a, n := k.tasks[runs.TaskID(id, "a", 1)].dispatch, k.tasks[runs.TaskID(id, "b", 1)].dispatch
+	want := fleet.Task{
+		TaskID: runs.TaskID(id, "a", 1), Priority: fleet.High, Type: run.Orchestration, Agent: "echo", Alternatives: []subjects.AgentID{"other"},
+		TimeoutSeconds: 30, MaxRetries: new(7), TokenBudget: 100, OnBlocked: fleet.OnBlockedWait, Escalate: fleet.EscalateAlways,
+		ResultSchema: json.RawMessage(`{"type":"string"}`), RunID: id, RunBudget: 5000, SessionID: theSession,
+	}
+	if got, want := string(fleet.MustEncode(&a.Task)), string(fleet.MustEncode(&want)); got != want {
+		t.Errorf("a's task is\n%s, want\n%s", got, want)
+	}
+	if !a.Deadline.Equal(r.Deadline) || !strings.HasPrefix(a.Brief, "first\n") {
+		t.Errorf("a is %q, until %s", a.Brief, a.Deadline)
+	}
+	q := n.Requirements
+	if len(q.RequiredMCP) != 1 || len(q.RequiredCapabilities) != 1 || q.ModelTier != "opus" || !q.CleanRepo || q.Labels["site"] != "lab" || n.Task.Escalate != fleet.EscalateNever {
+		t.Errorf("b requires %+v", q)
+	}
+	for _, want := range []string{`"previous_results":[{"agent_id":"w","node":"a","status":"done","output":"did first`, `"shared_data":{"site":"lab"}`} {
+		if !strings.Contains(n.Brief, want) {
+			t.Errorf("b is told %q, which lacks %s", n.Brief, want)
+		}
+	}
+	if r.SessionID != theSession || s.created != 1 || len(s.appends) != 1 || string(s.appends[0].SharedData["site"]) != `"lab"` {
+		t.Errorf("session %s, %d created, appended %+v", r.SessionID, s.created, s.appends)
+	}
+}
+
+// A result that never comes into the session holds a run up for two seconds.
+func TestSessionIsNotWaitedForLong(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	newDesk(t, b)
+	newSessions(t, b)
+	serve(t, runs.Config{Bus: b})
+	until(t, b, start(t, b, `{"agents":[{"id":"a","dependencies":[]},{"id":"b","dependencies":["a"]}]}`), run.Done)
+}
+
+func TestConditions(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+		r := said("")
+		if r.Output = json.RawMessage(`{"score":7,"ok":true}`); strings.HasPrefix(d.Brief, "bad") {
+			r = broke("no")
+		}
+		return r, true
+	}
+	serve(t, runs.Config{Bus: b})
+	r := until(t, b, start(t, b, `
+task_id: when
+shared_data: {least: 5}
+agents:
+  - {id: review, brief: x, dependencies: []}
+  - {id: good, brief: x, dependencies: [review], when: outputs.review.score >= shared.least && outputs.review.ok}
+  - {id: poor, brief: x, dependencies: [review], when: outputs.review.score < shared.least}
+  - {id: mend, brief: x, dependencies: [poor]}
+  - {id: join, brief: "${mend}${good/score}", dependencies: [good, mend]}
+  - {id: bad, brief: bad, dependencies: [], on_failure: continue}
+  - {id: alarm, brief: x, dependencies: [bad], when: 'status.bad == "failed"'}
+  - {id: odd, brief: x, dependencies: [review], on_failure: continue, when: outputs.review.score.x > 1}
+`), run.Done)
+	for id, want := range map[run.NodeID]run.State{
+		"review": run.Done, "good": run.Done, "poor": run.Skipped, "mend": run.Skipped, "join": run.Done, "bad": run.Failed, "alarm": run.Done, "odd": run.Failed,
+	} {
+		if got := r.Nodes[id]; got.State != want || want == run.Skipped && got.Note == "" {
+			t.Errorf("%s is %s (%s, %+v), want %s", id, got.State, got.Note, got.Reason, want)
+		}
+	}
+	if !slices.Contains(k.briefs(), "7") {
+		t.Errorf("join was not told 7, but %q", k.briefs())
+	}
+}
+
+// Documents are left below the directory, whole, and of any size.
+func TestDocument(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return said(strings.Repeat("long ", 75_000)), true }
+	dir := t.TempDir()
+	serve(t, runs.Config{Bus: b, OutputDir: dir})
+	id := start(t, b, `{"agents":[{"id":"a","dependencies":[]},{"id":"b","dependencies":[]},{"id":"c","dependencies":["a","b"]}],"output_location":"x/y.json"}`)
+	until(t, b, id, run.Done)
+	file, err := os.ReadFile(filepath.Join(dir, "x", "y.json"))
+	got := document(t, b, id)
+	if err != nil || !bytes.Equal(got, file) || len(got) < 1_100_000 {
+		t.Errorf("document of %d bytes, file of %d, %v", len(got), len(file), err)
+	}
+	if _, err := ask[run.Output](t, b, "output", &run.Ref{RunID: id}); subjects.CodeOf(err) != subjects.CodePayloadTooLarge {
+		t.Errorf("output = %v, want payload_too_large", err)
+	}
+	if files, err := os.ReadDir(filepath.Join(dir, "x")); err != nil || len(files) != 1 {
+		t.Errorf("left %v, %v", files, err)
+	}
+	var o run.Output
+	if err := json.Unmarshal(got, &o); err != nil {
+		t.Fatal(err)
+	}
+	if o.Type != run.TypeOutput || len(o.Results) != 3 || o.Results[2].Result == nil || o.Tokens != 6 {
+		t.Errorf("the document is %+v", o)
+	}
+	for _, at := range []string{"../x.json", "/tmp/x.json", "x/../../y", "."} {
+		if _, err := ask[run.Started](t, b, "start", fmt.Appendf(nil, `{"agents":[{"id":"a"}],"output_location":%q}`, at)); subjects.CodeOf(err) != subjects.CodeInvalidMessage {
+			t.Errorf("output_location %s: %v", at, err)
+		}
+	}
+	if _, err := ask[run.Started](t, b, "start", []byte(`{"agents":[{"id":"a"}]}`)); err != nil {
+		t.Error(err)
+	}
+}
