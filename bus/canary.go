@@ -16,8 +16,10 @@ const canaryKey = "canary"
 // Canary writes a value into a bucket of the fleet's and reads it again from
 // the leader: what servers say of themselves, stream info alone, does not show
 // that a write is taken. The read must give what was written, or something
-// newer.
+// newer. It has five seconds where ctx has no deadline. Where ctx has no deadline it has five seconds.
 func (b *Bus) Canary(ctx context.Context) error {
+	ctx, cancel := withDefaultTimeout(ctx, readTry)
+	defer cancel()
 	k := &KV{b: b, stream: "KV_" + subjects.BucketWorkers, prefix: "$KV." + subjects.BucketWorkers + "."}
 	wrote, err := k.Put(ctx, canaryKey, strconv.AppendInt(nil, time.Now().UnixNano(), 10))
 	if err != nil {
