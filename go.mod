@@ -41,6 +41,8 @@ require github.com/expr-lang/expr v1.17.6
 
 require github.com/netresearch/go-cron v0.13.0
 
+require github.com/a2aproject/a2a-go v0.3.15
+
 require (
 	dario.cat/mergo v1.0.1 // indirect
 	github.com/BobuSumisu/aho-corasick v1.0.3 // indirect

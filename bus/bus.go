@@ -20,6 +20,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/synadia-io/orbit.go/natscontext"
+
+	"parley/subjects"
 )
 
 // closeTimeout bounds how long Close and Drain wait.
@@ -49,6 +51,10 @@ type Config struct {
 	// streams only then. No client can see it: where it is not so, only speed
 	// is lost.
 	SyncAlways bool
+
+	// Refused hears of each request to a Service that was answered with an error
+	// of the contract, and with which; nil: nobody does. It must not block.
+	Refused func(subject string, err *subjects.Error)
 
 	ConnectTimeout time.Duration // in total, default 10 s
 	Log            *slog.Logger  // nil discards
@@ -92,11 +98,12 @@ type Bus struct {
 	signer atomic.Pointer[Signer]
 
 	readers atomic.Uint64 // subscriptions that were made
+	limited atomic.Bool   // the server may deny what is published
 
 	heard sync.Map // by stream: *atomic.Uint64, the highest sequence that tails have heard
 
-	mu     sync.Mutex
-	denied map[string]time.Time // guarded by mu; subjects whose publish was refused, and when
+	mu      sync.Mutex
+	waiting map[*waiter]struct{} // guarded by mu
 }
 
 // epoch is the life of one connection: ctx ends when the next one is up. What
@@ -120,8 +127,9 @@ func Connect(ctx context.Context, c Config) (*Bus, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	b := &Bus{cfg: c, log: c.Log, denied: map[string]time.Time{}}
+	b := &Bus{cfg: c, log: c.Log, waiting: map[*waiter]struct{}{}}
 	b.epoch.Store(newEpoch())
+	b.limited.Store(c.asksWho())
 	opts, err := b.options()
 	if err != nil {
 		return nil, err
@@ -142,7 +150,7 @@ func Connect(ctx context.Context, c Config) (*Bus, error) {
 		return last
 	}
 	if err := backoff.Retry(connect, backoff.WithContext(newBackoff(50*time.Millisecond, time.Second), ctx)); err != nil {
-		return nil, connectError(cmp.Or(c.URL, "context "+c.Context), err, last)
+		return nil, redactedError{c.URL, connectError(cmp.Or(c.URL, "context "+c.Context), err, last)}
 	}
 	if err := b.openJetStream(settings); err != nil {
 		b.nc.Close()
@@ -217,6 +225,7 @@ func (b *Bus) options() ([]nats.Option, error) {
 		nats.Name(c.Name),
 		nats.Timeout(min(c.ConnectTimeout, 5*time.Second)),
 		nats.MaxReconnects(-1),
+		nats.IgnoreAuthErrorAbort(), // the credentials file may be renewed
 		nats.ReconnectWait(250 * time.Millisecond),
 		nats.ReconnectJitter(250*time.Millisecond, 500*time.Millisecond),
 		nats.DrainTimeout(closeTimeout),
@@ -348,7 +357,7 @@ func (b *Bus) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		if m := deniedPublish.FindStringSubmatch(err.Error()); m != nil {
 			subject = m[1]
-			b.noteDenied(subject)
+			b.deny(subject)
 		}
 		b.log.Error("nats permission denied", slog.String("subject", subject), slog.Any("error", err))
 	case errors.Is(err, nats.ErrSlowConsumer):
@@ -360,26 +369,6 @@ func (b *Bus) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	default:
 		b.log.Warn("nats error", slog.String("subject", subject), slog.Any("error", err))
 	}
-}
-
-const maxDenied = 256
-
-func (b *Bus) noteDenied(subject string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.denied) >= maxDenied {
-		clear(b.denied)
-	}
-	b.denied[subject] = time.Now()
-}
-
-// deniedSince reports whether the server refused a publish to subject at or
-// after start. It is asked only once an answer is overdue.
-func (b *Bus) deniedSince(subject string, start time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	at, ok := b.denied[subject]
-	return ok && !at.Before(start)
 }
 
 func withDefaultTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {

@@ -41,16 +41,13 @@ func (b *Bus) Request(ctx context.Context, subject string, data []byte, h Header
 
 // request is one request with errors mapped. ctx has a deadline.
 func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	start := time.Now()
+	ctx, leave := b.await(ctx, m.Subject)
+	defer leave()
 	reply, err := b.nc.RequestMsgWithContext(ctx, b.signed(m))
-	if err == nil {
-		return reply, nil
-	}
-	err = mapError(err)
-	if errors.Is(err, ErrTimeout) && b.deniedSince(m.Subject, start) {
+	if err != nil && errors.Is(context.Cause(ctx), ErrDenied) {
 		return nil, fmt.Errorf("%w: publish to %s", ErrDenied, m.Subject)
 	}
-	return nil, err
+	return reply, mapError(err)
 }
 
 // RequestUntil repeats Request until a reply comes or ctx ends: each try lasts

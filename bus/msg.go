@@ -41,7 +41,7 @@ type Msg struct {
 
 // Respond answers a request. Without a reply subject it does nothing.
 func (m Msg) Respond(data []byte, h Header) error {
-	if m.Reply == "" || m.nc == nil || strings.HasPrefix(m.Reply, ackPrefix) {
+	if m.nc == nil || !answerable(m.Reply) {
 		return nil
 	}
 	return wrap("respond", m.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header(h), Data: data}))
@@ -50,7 +50,7 @@ func (m Msg) Respond(data []byte, h Header) error {
 // RespondAt answers a request with a message that wants an answer itself, at
 // the subject confirm.
 func (m Msg) RespondAt(confirm string, data []byte, h Header) error {
-	if m.Reply == "" || m.nc == nil || strings.HasPrefix(m.Reply, ackPrefix) {
+	if m.nc == nil || !answerable(m.Reply) {
 		return nil
 	}
 	return wrap("respond", m.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Reply: confirm, Header: nats.Header(h), Data: data}))
@@ -64,6 +64,14 @@ const (
 	statusHeader = "Status"
 	noResponders = "503"
 )
+
+// answerable reports whether a request may be answered at reply. Whoever asks
+// names it, and the answer is written with the rights of who answers: so it must
+// not be a subject of the fleet, whose streams would store it, nor one of
+// JetStream's.
+func answerable(reply string) bool {
+	return reply != "" && !strings.HasPrefix(reply, "$") && !strings.HasPrefix(reply, "fleet.")
+}
 
 func fromNATS(nc *nats.Conn, m *nats.Msg) Msg {
 	return Msg{Subject: m.Subject, Reply: m.Reply, Header: Header(m.Header), Data: m.Data, nc: nc}

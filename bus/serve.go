@@ -223,7 +223,10 @@ func (r *service) call(e Endpoint, m Msg) (data []byte, err error) {
 }
 
 func (r *service) respond(m, reply *nats.Msg) {
-	if m.Reply == "" {
+	if !answerable(m.Reply) {
+		if m.Reply != "" {
+			r.b.log.Warn("not answered: the reply subject is no inbox", slog.String("subject", m.Subject), slog.String("reply", m.Reply))
+		}
 		return
 	}
 	reply.Subject = m.Reply
@@ -238,6 +241,9 @@ func (r *service) refusal(subject string, err error) *nats.Msg {
 	if !ours {
 		r.b.log.Error("endpoint failed", slog.String("subject", subject), slog.Any("error", err))
 		e = wireError(err)
+	}
+	if r.b.cfg.Refused != nil {
+		r.b.cfg.Refused(subject, e)
 	}
 	data, merr := json.Marshal(map[string]*subjects.Error{"error": e})
 	if merr != nil {

@@ -26,7 +26,7 @@ func auditEntries() []Entry {
 	return []Entry{
 		{
 			Pattern: "fleet.log.<session>.<agent>", Message: "log line",
-			Writer: "sessions", Readers: "audit",
+			Writer: "sessions, access", Readers: "audit",
 			Kept: "7 days", Stream: StreamLog,
 			Description: "What happened that no record tells: handshakes, sessions, refusals. The audit takes it over.",
 		},

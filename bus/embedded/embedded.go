@@ -15,11 +15,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 )
@@ -43,9 +43,21 @@ type Options struct {
 
 	// Callout makes the server ask who may connect; nil: everybody may.
 	Callout *Callout
+	// Trust says whom the server lets in; nil: everybody.
+	Trust *Trust
+	// Refused hears of whom the server does not let in, or do; nil: only Log
+	// does. It must not block.
+	Refused func(Refusal)
 
 	Log   *slog.Logger // nil discards
 	Quiet bool         // only warnings and errors to Log
+}
+
+// Trust is what a server needs to know identities (see package auth).
+type Trust struct {
+	Operator string // its JWT
+	System   string // the public key of the system's account
+	Accounts string // directory of the accounts' JWTs
 }
 
 // defaultMaxPayload leaves room for a message of 1 MiB in a record.
@@ -104,7 +116,7 @@ func (s *Server) start(o Options) error {
 	s.opts = &server.Options{
 		ServerName: o.Name, Host: o.Host, Port: o.Port, DontListen: o.DontListen,
 		HTTPHost: o.Host, HTTPPort: o.HTTP,
-		NoSigs: true, NoLog: o.Log == nil,
+		NoSigs: true, NoLog: o.Log == nil && o.Refused == nil,
 		MaxPayload: o.MaxPayload, MaxPending: 256 << 20,
 		JetStream: true, StoreDir: o.Dir, JetStreamMaxStore: cmp.Or(o.StoreLimit, -1),
 		SyncAlways: !o.NoSyncAlways, SyncInterval: o.SyncInterval,
@@ -112,12 +124,15 @@ func (s *Server) start(o Options) error {
 	if o.Callout != nil {
 		o.Callout.options(s.opts)
 	}
+	if err := s.trust(o.Trust); err != nil {
+		return err
+	}
 	ns, err := server.NewServer(s.opts)
 	if err != nil {
 		return err
 	}
 	if o.Log != nil {
-		ns.SetLogger(logger{log: o.Log, quiet: o.Quiet}, false, false)
+		ns.SetLogger(logger{log: o.Log, quiet: o.Quiet, refused: o.Refused}, false, false)
 	}
 	s.ns = ns
 	ns.Start()
@@ -127,6 +142,23 @@ func (s *Server) start(o Options) error {
 	if !ns.JetStreamEnabled() {
 		return fmt.Errorf("JetStream did not start, see the log; is %s writable?", o.Dir)
 	}
+	return nil
+}
+
+// trust makes the server ask who connects.
+func (s *Server) trust(t *Trust) error {
+	if t == nil {
+		return nil
+	}
+	operator, err := jwt.DecodeOperatorClaims(t.Operator)
+	if err != nil {
+		return fmt.Errorf("the operator's JWT: %w", err)
+	}
+	accounts, err := server.NewDirAccResolver(t.Accounts, 0, 0, server.NoDelete)
+	if err != nil {
+		return fmt.Errorf("the accounts in %s: %w", t.Accounts, err)
+	}
+	s.opts.TrustedOperators, s.opts.SystemAccount, s.opts.AccountResolver = []*jwt.OperatorClaims{operator}, t.System, accounts
 	return nil
 }
 
@@ -209,35 +241,3 @@ func unlockDir(f *os.File) {
 		_ = f.Close() // frees the lock
 	}
 }
-
-// logger hands the server's log lines to slog.
-type logger struct {
-	log   *slog.Logger
-	quiet bool
-}
-
-func (l logger) Noticef(format string, v ...any) {
-	if !l.quiet {
-		l.log.Info("nats-server", slog.String("text", text(format, v)))
-	}
-}
-
-func (l logger) Warnf(format string, v ...any) {
-	l.log.Warn("nats-server", slog.String("text", text(format, v)))
-}
-
-func (l logger) Errorf(format string, v ...any) {
-	l.log.Error("nats-server", slog.String("text", text(format, v)))
-}
-
-func (l logger) Fatalf(format string, v ...any) {
-	l.log.Error("nats-server", slog.String("text", text(format, v)))
-}
-
-func (l logger) Debugf(format string, v ...any) {
-	l.log.Debug("nats-server", slog.String("text", text(format, v)))
-}
-
-func (l logger) Tracef(format string, v ...any) { l.Debugf(format, v...) }
-
-func text(format string, v []any) string { return strings.TrimSpace(fmt.Sprintf(format, v...)) }

@@ -17,6 +17,7 @@ import (
 	"parley/subjects"
 	"parley/workers"
 	"parley/workers/agent"
+	"parley/workers/agent/remote"
 )
 
 // spare is what an agent has beyond the grace time to hand in results and to
@@ -36,12 +37,15 @@ type agentFlags struct {
 	mcp, repo, dir, spool, usage string
 	mcpInterval, mcpTimeout      time.Duration
 	killAfter, stall             time.Duration
+	card                         string
+	auth                         authFlags
+	poll, idle, patience         time.Duration
 }
 
 func (f *agentFlags) bind(fs *pflag.FlagSet) {
 	fs.StringVar(&f.id, "id", "", "agent id (required)")
 	fs.StringVar(&f.instance, "instance", "", "instance id (default: a random one)")
-	fs.StringVar(&f.driver, "driver", "", "echo answers with the brief, exec runs the command after -- (default exec)")
+	fs.StringVar(&f.driver, "driver", "", "echo answers with the brief, exec runs the command after --, a2a hands tasks to the agent of --card (default exec)")
 	fs.StringVar(&f.model, "model", "", "model that it says it has")
 	fs.StringVar(&f.tier, "tier", "", "tier of the model")
 	fs.StringSliceVar(&f.tiers, "tiers", nil, "the fleet's tiers, the least first (default haiku,sonnet,opus)")
@@ -64,6 +68,11 @@ func (f *agentFlags) bind(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.env, "env", nil, "exec: variables that the command may see, NAME or PREFIX*")
 	fs.StringArrayVar(&f.set, "set", nil, "exec: variable to set, NAME=value")
 	fs.DurationVar(&f.killAfter, "kill-after", 0, "exec: time between TERM and KILL (default 5s)")
+	fs.StringVar(&f.card, "card", "", "a2a: address of the agent's card or server, or a name of parley a2a ls")
+	f.auth.bindTo(fs)
+	fs.DurationVar(&f.poll, "poll", 0, "a2a: time between looks at the card (default 30s)")
+	fs.DurationVar(&f.idle, "idle", 0, "a2a: take a stream up anew in which nothing comes for so long (default 2m)")
+	fs.DurationVar(&f.patience, "patience", 0, "a2a: give an attempt up when the agent cannot be reached for so long (default 2m)")
 	fs.DurationVar(&f.stall, "stall", 0, "exec: give up a command that is silent for so long (default never)")
 }
 
@@ -76,16 +85,22 @@ and hands in what comes of them.
 
 The driver exec runs the command once per task: the brief on standard input, the
 terms in variables PARLEY_TASK_ID, PARLEY_DEADLINE, PARLEY_CONTRACT (a file with all
-of them) and so on, the answer on standard output, progress on standard error.`,
+of them) and so on, the answer on standard output, progress on standard error.
+
+The driver a2a hands each task to an A2A agent somewhere else, and announces its
+skills and its health; while its card cannot be got, no task is offered.`,
 		Example: `  parley agent run --id echo --driver echo
   parley agent run --id upper -- tr a-z A-Z
+  parley agent run --id helper --driver a2a --card https://agent.example.org --auth bearer --auth-env HELPER_TOKEN
   parley agent run --id claude --model opus --tier opus --mcp .mcp.json --repo . \
       --env 'ANTHROPIC_*' --usage claude -- claude -p --output-format stream-json --verbose`,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runAgent(cmd.Context(), &f, args) },
 	}
 	f.bind(cmd.Flags())
 	bind(cmd.Flags(), a.conf, "data", "grace")
-	complete(cmd, "driver", "echo", "exec")
+	bind(cmd.Flags(), a.conf, "a2a-identities")
+	complete(cmd, "auth", remote.AuthBearer, remote.AuthAPIKey)
+	complete(cmd, "driver", "echo", "exec", "a2a")
 	complete(cmd, "usage", string(agent.UsageClaude), string(agent.UsageCodex))
 	complete(cmd, "type", "virtual", "registered")
 	return cmd
@@ -107,7 +122,7 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	case err != nil:
 		return err
 	}
-	handler, err := a.driver(f, command)
+	handler, watch, err := a.driver(ctx, f, command)
 	if err != nil {
 		return err
 	}
@@ -117,7 +132,7 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 		Model: f.model, ModelTier: f.tier, Tiers: f.tiers, ContextWindow: f.window, AgentType: f.kind,
 		Tools: f.tools, Labels: f.labels, MaxParallel: f.parallel,
 		Heartbeat: f.heartbeat, Grace: time.Duration(a.conf.Grace), Repo: f.repo, Env: a.environ,
-		Log: log, Handler: handler, MaxMessages: f.messages,
+		Log: log, Handler: handler, Watch: watch, MaxMessages: f.messages,
 		MCP: agent.MCPConfig{Interval: f.mcpInterval, Timeout: f.mcpTimeout},
 	}
 	if !f.noMesh {
@@ -166,16 +181,26 @@ func (a *app) beAgent(ctx context.Context, cfg agent.Config, me *myself) error {
 	return stopped(workers.Run(ctx, time.Duration(a.conf.Grace)+spare, run))
 }
 
-// driver makes the handler that does the tasks.
-func (a *app) driver(f *agentFlags, command []string) (agent.Handler, error) {
+// driver makes the handler that does the tasks, and what looks after whoever
+// does them for it.
+func (a *app) driver(ctx context.Context, f *agentFlags, command []string) (agent.Handler, func(context.Context, func(agent.Condition)), error) {
 	switch {
-	case f.driver == "echo" && len(command) > 0:
-		return nil, usage("the driver echo runs no command, but %q is given", command[0]).next("leave --driver out")
+	case (f.driver == "echo" || f.driver == "a2a") && len(command) > 0:
+		return nil, nil, usage("the driver %s runs no command, but %q is given", f.driver, command[0]).next("leave --driver out")
 	case f.driver == "echo":
-		return agent.Echo{Delay: f.delay}, nil
+		return agent.Echo{Delay: f.delay}, nil, nil
+	case f.driver == "a2a":
+		return a.remoteDriver(ctx, f)
 	case f.driver != "" && f.driver != "exec":
-		return nil, usage("there is no driver %q, only echo and exec", f.driver)
-	case len(command) == 0:
+		return nil, nil, usage("there is no driver %q, only echo, exec and a2a", f.driver)
+	}
+	e, err := a.execDriver(f, command)
+	return e, nil, err
+}
+
+// execDriver runs a command for each task.
+func (a *app) execDriver(f *agentFlags, command []string) (agent.Handler, error) {
+	if len(command) == 0 {
 		return nil, usage("no command is given").
 			next("parley agent run --id " + f.id + " -- COMMAND ARGS…   or, to try it out, --driver echo")
 	}

@@ -71,7 +71,7 @@ func (a *app) serverName() string {
 	if a.conf.Context != "" {
 		return "context " + a.conf.Context
 	}
-	return a.conf.Server
+	return bus.Redacted(a.conf.Server)
 }
 
 // noServer says what to do where NATS cannot be reached.

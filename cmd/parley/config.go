@@ -17,11 +17,13 @@ import (
 
 	"github.com/kelseyhightower/envconfig"
 
+	"parley/bus/auth"
 	policy "parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/workers/callout"
 	"parley/workers/escalation"
+	"parley/workers/gateway"
 	"parley/workers/webhooks"
 )
 
@@ -82,6 +84,10 @@ type config struct {
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
 	Monitor       []string `envconfig:"PARLEY_MONITOR" json:"monitor" flag:"monitor" desc:"monitoring pages of the NATS servers, such as http://n1:8222, comma separated: what they say of syncing is held against --sync"`
+	A2AIdentities string   `envconfig:"PARLEY_A2A_IDENTITIES" json:"a2a_identities" flag:"a2a-identities" desc:"directory of the A2A agents of others, a file NAME.yaml for each; absent: a2a in the directory of the settings"`
+	A2ARegistry   string   `envconfig:"PARLEY_A2A_REGISTRY" json:"a2a_registry" flag:"a2a-registry" desc:"address of a shared registry that is told the fleet's card; empty: none"`
+	A2ARegToken   string   `envconfig:"PARLEY_A2A_REGISTRY_TOKEN" json:"a2a_registry_token" flag:"a2a-registry-token" desc:"bearer token for it; better set in the environment than as a flag"`
+	A2ARegEach    span     `envconfig:"PARLEY_A2A_REGISTRY_EACH" json:"a2a_registry_each" flag:"a2a-registry-each" desc:"how often the registry is told the card again"`
 	A2EListen     string   `envconfig:"PARLEY_A2E_LISTEN" json:"a2e_listen" flag:"a2e-listen" desc:"where agents connect that use the fleet as their A2E environment: host:port or unix:/path; none when empty"`
 	A2ETokens     string   `envconfig:"PARLEY_A2E_TOKENS" json:"a2e_tokens" flag:"a2e-tokens" desc:"file with a line 'agent token' for each A2E agent; that of --a2a-tokens when empty"`
 	A2EParallel   int      `envconfig:"PARLEY_A2E_MAX_PARALLEL" json:"a2e_max_parallel" flag:"a2e-max-parallel" desc:"tasks and runs that an A2E session may have under way; 0 is 4"`
@@ -131,10 +137,15 @@ type config struct {
 	Host     string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
 	Port     int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
 	Callout  bool   `envconfig:"PARLEY_CALLOUT" json:"callout" flag:"callout" desc:"the embedded broker lets in who proves an identity of the fleet, and nobody else"`
+	Auth     string `envconfig:"PARLEY_AUTH" json:"auth" flag:"auth" desc:"directory of identities, made by parley auth init; the embedded broker lets in nobody else"`
+	Tenant   string `envconfig:"PARLEY_TENANT" json:"tenant" flag:"tenant" desc:"tenant of that directory"`
 	Insecure bool   `envconfig:"PARLEY_INSECURE" json:"insecure" flag:"insecure" desc:"let other machines reach the embedded broker, which asks nobody who they are"`
 	Data     string `envconfig:"PARLEY_DATA" json:"data" flag:"data" desc:"directory of everything that is kept"`
 	Sync     string `envconfig:"PARLEY_SYNC" json:"sync" flag:"sync" desc:"always: no acknowledgement before the disk has it; a time such as 2m is faster, and a power cut loses what was acknowledged since; parley serve wants to know what its servers do"`
 }
+
+// defaultAs is who asks where nothing says it.
+const defaultAs = "operator"
 
 // defaultConfig is what holds where nobody says anything. Worker defaults that
 // are zero here belong to the workers.
@@ -142,7 +153,7 @@ func defaultConfig(getenv func(string) string) *config {
 	chain := policy.Chain{}.WithDefaults()
 	return &config{
 		Server: "nats://127.0.0.1:4222", Timeout: span(5 * time.Second),
-		As: "operator", Output: "table", LogLevel: "info", LogFormat: "auto",
+		As: defaultAs, Output: "table", LogLevel: "info", LogFormat: "auto",
 		Workers: workerNames(), Operators: []string{"operator"}, Provision: "create",
 		WebhookRetries: webhooks.Push().Attempts, WebhookBase: span(webhooks.Push().Base), WebhookTimeout: span(webhooks.DefaultTimeout),
 		MaxRetries: fleet.DefaultMaxRetries, OnBlocked: fleet.OnBlockedReroute, Escalate: fleet.EscalateAuto,
@@ -150,9 +161,10 @@ func defaultConfig(getenv func(string) string) *config {
 		AlertNext: span(chain.CallNext), AckTimeout: span(chain.AckTimeout),
 		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
-		CalloutTTL:      span(callout.DefaultTTL),
+		Tenant: auth.DefaultTenant, CalloutTTL: span(callout.DefaultTTL),
 		MetricsInterval: span(time.Minute), HTTP: "127.0.0.1:7411", Grace: span(30 * time.Second),
-		Host: "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
+		A2ARegEach: span(gateway.DefaultAnnounceEach),
+		Host:       "127.0.0.1", Port: 4222, Data: dataHome(getenv), Sync: "always",
 	}
 }
 
@@ -187,7 +199,7 @@ func loadConfig(p *process) (*config, error) {
 			}
 		}
 	}
-	return c, nil
+	return c, c.readSecrets(getenv)
 }
 
 // readFile reads the settings file, which need not exist.
@@ -203,6 +215,11 @@ func (c *config) readFile(path string) error {
 	d.DisallowUnknownFields()
 	if err := d.Decode(c); err != nil {
 		return usage("%s: %w", path, err).next("parley help env  lists the settings; their names in the file are those of the flags, with _")
+	}
+	for _, s := range settings(c) {
+		if slices.Contains(secretFlags, s.flag) && s.value.String() != "" {
+			return private("the settings file", path)
+		}
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	"parley/bus"
 	"parley/subjects"
@@ -42,6 +43,10 @@ func (a *app) newGateway(b *bus.Bus, log *slog.Logger) (*gateway.Worker, error) 
 	cfg := gateway.Config{
 		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
 		Push: true, PushEndpoint: c.A2APush, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
+		Registry: gateway.Registry{URL: c.A2ARegistry, Token: c.A2ARegToken, Each: time.Duration(c.A2ARegEach)},
+	}
+	if c.A2ARegistry != "" && c.A2AURL == "" {
+		return nil, usage("--a2a-registry: the fleet's card must say where clients reach it").next("give --a2a-url, too")
 	}
 	if c.A2AKey != "" {
 		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {

@@ -105,7 +105,7 @@ func existingSecret(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil
 	}
-	if err := forOwnerOnly(path); err != nil {
+	if err := private("--secret-file", path); err != nil {
 		return nil, err
 	}
 	data, err := os.ReadFile(path)

@@ -40,7 +40,7 @@ func (a *app) identity() (*myself, error) {
 		key, err := identity.ParseKey(c.IdentityKey)
 		return &myself{key: key}, err
 	}
-	if err := forOwnerOnly(c.Identity); err != nil {
+	if err := private("--identity", c.Identity); err != nil {
 		return nil, err
 	}
 	data, err := os.ReadFile(c.Identity)
@@ -56,18 +56,6 @@ func (a *app) identity() (*myself, error) {
 	}
 	key, err := identity.ParseKey(f.Key)
 	return &myself{f.AgentID, key}, err
-}
-
-// forOwnerOnly refuses a file that others may read.
-func forOwnerOnly(path string) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return usage("read the identity: %w", err).next("name the file that parley identity add wrote")
-	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return usage("others may read %s (mode %o), which holds a secret", path, mode).next("chmod 600 " + path)
-	}
-	return nil
 }
 
 // password proves anew who connects.

@@ -13,6 +13,8 @@ import (
 type natsContext struct {
 	Description string `json:"description"`
 	URL         string `json:"url"`
+	Creds       string `json:"creds,omitempty"`
+	Inbox       string `json:"inbox_prefix,omitempty"`
 }
 
 const contextDescription = "Parley on this machine (written by parley up --save-context)"
@@ -58,7 +60,7 @@ func contextName(name string) error {
 
 // saveContext writes a context for the nats command line. One of that name that
 // is not ours is left alone.
-func saveContext(getenv func(string) string, name, url string) (string, error) {
+func saveContext(getenv func(string) string, name string, next natsContext) (string, error) {
 	path := contextPath(getenv, name)
 	c, err := readContext(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +70,8 @@ func saveContext(getenv func(string) string, name, url string) (string, error) {
 		return "", usage("the NATS context %s exists already, for %s", name, c.URL).because("%s", path).
 			next("choose another name: parley up --save-context=" + name + "2")
 	}
-	if err := writeContext(path, natsContext{Description: contextDescription, URL: url}); err != nil {
+	next.Description = contextDescription
+	if err := writeContext(path, next); err != nil {
 		return "", usage("--save-context: write %s: %w", path, err)
 	}
 	return name, nil

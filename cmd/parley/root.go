@@ -77,6 +77,12 @@ func run(ctx context.Context, p process) int {
 		for _, line := range strangers(a.environ) {
 			a.notice("%s", line)
 		}
+		if err := a.guardSecrets(cmd); err != nil {
+			return err
+		}
+		if err := a.identify(cmd); err != nil {
+			return err
+		}
 		return a.oneServer(cmd)
 	}
 	cmd, err := root.ExecuteContextC(ctx)
@@ -158,9 +164,9 @@ First steps, each in a terminal of its own:
 			root.AddCommand(c)
 		}
 	}
-	add("run", a.upCommand(), a.serveCommand(), newDemoCommand(a))
+	add("run", a.upCommand(), a.serveCommand(), a.authCommand(), newDemoCommand(a))
 	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.scheduleCommand(), a.sessionCommand(), a.identityCommand(), a.invokeCommand(), a.meshCommand(), a.agentCommand(), a.mcpCommand(), a.a2eCommand(),
-		a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
+		a.a2aCommand(), a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
 	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand(), a.metricsCommand(), a.validateCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")

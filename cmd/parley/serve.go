@@ -40,6 +40,11 @@ func (a *app) serve(ctx context.Context) error {
 	if err := a.checkSync(ctx, log); err != nil {
 		return err
 	}
+	door, err := openDoor(log)
+	if err != nil {
+		return err
+	}
+	cfg.Refused = door.access.Asked
 	b, err := bus.Connect(ctx, cfg)
 	if err != nil {
 		return a.noServer(err)
@@ -49,5 +54,5 @@ func (a *app) serve(ctx context.Context) error {
 	return a.fleet(ctx, b, 0, log, func(health string) {
 		log.Info("ready", slog.Any("workers", a.conf.Workers), slog.String("server", a.serverName()),
 			slog.String("http", health), slog.String("took", roughly(time.Since(begin))))
-	})
+	}, door.workers(b)...)
 }

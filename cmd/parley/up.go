@@ -40,10 +40,12 @@ func (a *app) up(ctx context.Context, save string) error {
 	if err := contextName(save); err != nil {
 		return err
 	}
-	if !loopback(a.conf.Host) && !a.conf.Insecure && !a.conf.Callout {
+	if a.conf.Auth != "" && a.conf.Callout {
+		return usage("--auth and --callout are two ways to say who may connect").next("leave one of them out")
+	}
+	if !loopback(a.conf.Host) && !a.conf.Insecure && !a.conf.Callout && a.conf.Auth == "" {
 		return usage("--host %s would let other machines reach a broker that asks nobody who they are", a.conf.Host).
-			next("run a NATS server with users and permissions (parley subjects --permissions prints them) and parley serve; " +
-				"or, where nobody else is on the network, add --insecure")
+			next("parley auth init DIR  and then  parley up --auth DIR; or parley up --callout; or, where nobody else is on the network, add --insecure")
 	}
 	log := a.logger(slog.LevelDebug)
 	always, every, err := a.conf.sync()
@@ -54,8 +56,12 @@ func (a *app) up(ctx context.Context, save string) error {
 	if err != nil {
 		return err
 	}
+	door, err := a.door(log)
+	if err != nil {
+		return err
+	}
 	server, err := embedded.Start(embedded.Options{
-		Callout: guard, Dir: a.conf.Data, Host: a.conf.Host, Port: a.conf.Port,
+		Dir: a.conf.Data, Host: a.conf.Host, Port: a.conf.Port, Callout: guard, Trust: door.trust, Refused: door.refused,
 		NoSyncAlways: !always, SyncInterval: every, Log: log.With(slog.String("component", "nats")), Quiet: true,
 	})
 	if err != nil {
@@ -63,7 +69,7 @@ func (a *app) up(ctx context.Context, save string) error {
 	}
 	defer server.Close()
 	b, err := bus.Connect(ctx, bus.Config{
-		InProcess: server, NKey: nkey, Name: "parley up", SyncAlways: server.SyncAlways(), Log: log.With(slog.String("component", "bus")),
+		InProcess: server, NKey: nkey, Creds: door.creds, Name: "parley up", Refused: door.access.Asked, SyncAlways: server.SyncAlways(), Log: log.With(slog.String("component", "bus")),
 	})
 	if err != nil {
 		return err
@@ -72,13 +78,13 @@ func (a *app) up(ctx context.Context, save string) error {
 	a.conf.A2ANATS = cmp.Or(a.conf.A2ANATS, server.URL())
 	saved := ""
 	if save != "" {
-		if saved, err = saveContext(a.getenv, save, server.URL()); err != nil {
+		if saved, err = saveContext(a.getenv, save, door.context(server.URL())); err != nil {
 			return err
 		}
 	}
 	return a.fleet(ctx, b, server.Room(), log, func(health string) {
-		a.banner(&addresses{NATS: server.URL(), HTTP: health, Data: a.conf.Data, Sync: a.conf.Sync, Context: saved})
-	})
+		a.banner(&addresses{NATS: server.URL(), HTTP: health, Data: a.conf.Data, Sync: a.conf.Sync, Context: saved, Auth: a.conf.Auth, Tenant: door.tenant})
+	}, door.workers(b)...)
 }
 
 // noBroker says what to do where the broker does not start.
@@ -108,6 +114,8 @@ type addresses struct {
 	Data    string `json:"data"`
 	Sync    string `json:"sync"`
 	Context string `json:"context,omitempty"`
+	Auth    string `json:"auth,omitempty"`
+	Tenant  string `json:"tenant,omitempty"`
 }
 
 // banner tells that everything runs, and where.
@@ -123,6 +131,10 @@ func (a *app) banner(at *addresses) {
 	if a.conf.Callout {
 		nats = at.NATS + "   for who proves an identity"
 		next = "parley identity add ID --identity " + printable(a.operatorFile()) + "   lets somebody in"
+	}
+	if at.Auth != "" {
+		nats = at.NATS + "   for whom " + printable(at.Auth) + " names; the workers are those of tenant " + at.Tenant
+		next = "parley auth add-agent ID   and then, with its credentials in PARLEY_CREDS,   parley agent run --id ID -- COMMAND"
 	}
 	if at.Context != "" {
 		nats += "   nats --context " + at.Context
@@ -144,7 +156,11 @@ func (a *app) banner(at *addresses) {
 	} {
 		a.print(fmt.Sprintf("  %-5s %s", line[0], line[1]))
 	}
-	if !loopback(a.conf.Host) && !a.conf.Callout {
+	switch {
+	case loopback(a.conf.Host):
+	case at.Auth != "", a.conf.Callout:
+		a.notice("%s is reachable from other machines: who may connect is checked, but what passes is not encrypted", at.NATS)
+	default:
 		a.notice("UNSAFE: %s is reachable from other machines and asks nobody for a password", at.NATS)
 	}
 }

@@ -144,11 +144,11 @@ func (a *app) addEndpoint(f *endpointFile, mode os.FileMode, cfg *webhooks.Confi
 		if secret != "" {
 			errs = append(errs, errors.New("secret_file beside another secret: use one of them"))
 		}
-		text, err := os.ReadFile(f.SecretFile)
+		text, err := readSecret("secret_file", f.SecretFile)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("secret_file: %w", err))
+			errs = append(errs, err)
 		}
-		secret = string(text)
+		secret = text
 	}
 	e.Secrets = strings.Fields(secret)
 	for _, h := range f.Headers {

@@ -128,9 +128,9 @@ func (s sessionContext) Context(ctx context.Context, id subjects.SessionID, from
 }
 
 // fleet runs the settings' workers on b, and the health pages beside them,
-// until ctx ends or one of them fails. room is what the broker can reserve for
+// until ctx ends or one of them fails; beside them runs what else is given. room is what the broker can reserve for
 // streams, where that is known. ready is called once all of them serve.
-func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logger, ready func(health string)) error {
+func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logger, ready func(health string), beside ...workers.Worker) error {
 	err := b.Provision(ctx, bus.Provisioning{
 		Mode: a.conf.Provision, Replicas: a.conf.Replicas, MaxBytes: int64(a.conf.MaxStore), Room: room,
 		AuditMaxAge: time.Duration(a.conf.AuditKeep),
@@ -176,7 +176,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 			return m.log(ctx, log, time.Duration(a.conf.MetricsInterval))
 		}})
 	}
-	all = append(all, workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
+	all = append(append(beside, all...), workers.Worker{Name: "memory", Run: func(ctx context.Context) error {
 		if a.getenv("GOGC") == "" && a.getenv("GOMEMLIMIT") == "" {
 			workers.TuneMemory(ctx)
 		}

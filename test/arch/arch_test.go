@@ -102,7 +102,7 @@ var ruleTests = []struct {
 	{"doors", "bus does", src("bus/a.go", imports("bus", "github.com/nats-io/nats.go/jetstream")), ""},
 	{"doors", "bus itself links no server", src("bus/a.go", imports("bus", "github.com/nats-io/nats-server/v2/server")), "only bus/embedded, bus/bustest, test may"},
 	{"doors", "workers start no server", src("workers/router/a.go", imports("router", "parley/bus/embedded")), "only bus/embedded, bus/bustest, cmd, test may"},
-	{"doors", "A2A is the gateway's", src("workers/mesh/a.go", imports("mesh", "github.com/a2aproject/a2a-go/v2/a2a")), "only workers/gateway, test may"},
+	{"doors", "A2A is the gateway's", src("workers/mesh/a.go", imports("mesh", "github.com/a2aproject/a2a-go/v2/a2a")), "only workers/gateway, workers/agent/remote, test may"},
 
 	{"environment", "a worker reads a variable", src("workers/agent/a.go", calls("agent", "os", "os.Getenv(\"X\")")), "uses os.Getenv"},
 	{"environment", "under another name", src("workers/agent/a.go", "package agent\nimport sys \"os\"\nvar _ = sys.LookupEnv\n"), "uses os.LookupEnv"},

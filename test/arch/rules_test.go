@@ -114,7 +114,7 @@ var doors = []struct {
 	{"github.com/nats-io/nats-server", []string{"bus/embedded", "bus/bustest", "test"}},
 	{"parley/bus/embedded", []string{"bus/embedded", "bus/bustest", "cmd", "test"}},
 	{"github.com/zricethezav/gitleaks", []string{"workers/sessions/secrets"}},
-	{"github.com/a2aproject", []string{"workers/gateway", "test"}},
+	{"github.com/a2aproject", []string{"workers/gateway", "workers/agent/remote", "test"}},
 }
 
 func checkDoors(t *tree) (vs []violation) {

@@ -13,12 +13,12 @@ import (
 // quoting of text adds included.
 const maxAnswer = fleet.MaxMessage - 64<<10
 
-// readAnswer turns what an agent said into a result, as its dispatch asked for
+// ReadAnswer turns what an agent said into a result, as its dispatch asked for
 // it. It decides purely.
-func readAnswer(text string, d *fleet.Dispatch) (fleet.Result, error) {
+func ReadAnswer(text string, d *fleet.Dispatch) (fleet.Result, error) {
 	text = strings.TrimSpace(strings.ToValidUTF8(text, "\uFFFD"))
 	if text == "" {
-		if wantsJSON(d) {
+		if WantsJSON(d) {
 			return fleet.Result{}, notJSON("nothing")
 		}
 		return Text(""), nil
@@ -33,7 +33,7 @@ func readAnswer(text string, d *fleet.Dispatch) (fleet.Result, error) {
 		}
 		return *r, nil
 	}
-	if !wantsJSON(d) {
+	if !WantsJSON(d) {
 		return Text(text), nil
 	}
 	value := []byte(unfence(text))
@@ -46,7 +46,8 @@ func readAnswer(text string, d *fleet.Dispatch) (fleet.Result, error) {
 	return fleet.Result{}, notJSON(clip(text, 200))
 }
 
-func wantsJSON(d *fleet.Dispatch) bool {
+// WantsJSON reports whether a dispatch asks for a JSON value.
+func WantsJSON(d *fleet.Dispatch) bool {
 	return d.Task.ReplySchema == fleet.ReplyJSON || len(d.Task.ResultSchema) > 0
 }
 

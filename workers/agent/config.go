@@ -79,6 +79,11 @@ type Config struct {
 	Log     *slog.Logger // nil discards
 	Handler Handler
 
+	// Watch looks after whoever really does the work, where that is somebody
+	// else, until ctx ends, and tells how they are. Until it has told that they
+	// are well no task is taken. Nil: the agent itself does the work.
+	Watch func(ctx context.Context, tell func(Condition))
+
 	Inbox       Inbox // takes messages of other agents; nil: there are none here
 	MaxMessages int   // messages at once, beside the tasks; absent 1
 }

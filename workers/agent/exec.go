@@ -125,7 +125,7 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 	p, err := startProcess(spec{
 		argv: e.cfg.Command, dir: e.cfg.Dir,
 		env:    e.env(t.Dispatch, contract),
-		stdin:  strings.NewReader(prompt(t.Dispatch)),
+		stdin:  strings.NewReader(Prompt(t.Dispatch)),
 		stdout: &watched{stdout, alive},
 		stderr: &watched{&lines{max: maxStderrLine, each: func(line []byte, _ bool) {
 			s := strings.ToValidUTF8(string(line), "\uFFFD")
@@ -222,7 +222,7 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 			Message: fmt.Sprintf("the answer is longer than %d bytes: write it to a file and print a link", maxAnswer),
 		}
 	}
-	res, err := readAnswer(text, d)
+	res, err := ReadAnswer(text, d)
 	if err != nil {
 		return spent, err
 	}

@@ -31,8 +31,6 @@ func (l toldLine) ask(context.Context, fleet.Question) (fleet.Answer, error) {
 
 // Things that tests look at from outside.
 var (
-	Prompt      = prompt
-	ReadAnswer  = readAnswer
 	ChildEnv    = childEnv
 	ExpandEnv   = expandEnv
 	ParseStatus = parseStatus

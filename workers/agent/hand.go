@@ -78,6 +78,7 @@ type hand struct {
 	tasks     map[subjects.TaskID]*held
 	running   int // tasks that are not handing
 	draining  bool
+	unwell    string // why nothing can be done just now; "" it can
 	stopping  bool
 	idle      chan struct{} // closed when stopping and no handler runs
 	emptied   chan struct{} // closed when stopping and nothing is in hand
@@ -147,6 +148,8 @@ func (a *hand) admit(h *held, now time.Time, check func() *fleet.ResultError) (a
 		return refuseBusy, "the agent is stopping", nil
 	case a.draining:
 		return refuseBusy, "the agent is draining", nil
+	case a.unwell != "":
+		return refuseBusy, a.unwell, nil
 	case known && now.Before(t.until) && t.buries(h.attempt):
 		return refuseBusy, "the offer was canceled before it came", nil
 	}
@@ -383,7 +386,7 @@ func (a *hand) holding() (list []fleet.Holding, draining, fresh bool) {
 		list = append(list, fleet.Holding{TaskID: id, Attempt: h.attempt})
 	}
 	slices.SortFunc(list, func(x, y fleet.Holding) int { return compare(x.TaskID, y.TaskID) })
-	return list, a.draining || a.stopping, !a.worked
+	return list, a.draining || a.stopping || a.unwell != "", !a.worked
 }
 
 func compare(x, y subjects.TaskID) int {

@@ -147,9 +147,10 @@ type abilities struct {
 }
 
 func (w *Worker) abilities() abilities {
+	v := w.state.get()
 	return abilities{
 		tier: w.cfg.ModelTier, tiers: " " + strings.Join(w.cfg.Tiers, " ") + " ",
-		capabilities: slices.Concat(w.cfg.Tools, w.skill, slices.Sorted(maps.Keys(w.state.get().health))),
+		capabilities: slices.Concat(w.cfg.Tools, skillNames(v.skills), slices.Sorted(maps.Keys(v.health))),
 		labels:       w.cfg.Labels,
 	}
 }

@@ -8,9 +8,10 @@ import (
 	"parley/subjects/fleet"
 )
 
-// prompt is what a command reads on stdin: the brief, after what it should know
-// of the task's past, and before how to answer. Most tasks have neither.
-func prompt(d *fleet.Dispatch) string {
+// Prompt is a task in words, for whoever knows nothing of the fleet: the brief,
+// after what should be known of the task's past, and before how to answer. Most
+// tasks have neither.
+func Prompt(d *fleet.Dispatch) string {
 	var b strings.Builder
 	preamble(&b, d)
 	b.WriteString(d.Brief)

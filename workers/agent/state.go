@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"log/slog"
 	"maps"
 	mathrand "math/rand/v2"
@@ -26,6 +28,7 @@ type vitals struct {
 	health fleet.MCPHealth
 	probed fleet.ProbeTimes
 	repo   *fleet.RepoState
+	skills []json.RawMessage // A2A skills
 }
 
 // state holds the latest vitals.
@@ -38,8 +41,9 @@ type state struct {
 	farewell chan struct{}   // closed once the fleet knows that the agent stops
 }
 
-func newState(c MCPConfig) *state {
+func newState(c MCPConfig, skills []json.RawMessage) *state {
 	s := &state{announce: make(chan struct{}, 1), farewell: make(chan struct{})}
+	s.now.skills = skills
 	if len(c.Servers) > 0 {
 		s.now.health = fleet.MCPHealth{}
 		for _, server := range c.Servers {
@@ -61,6 +65,9 @@ func (s *state) setHealth(server, health string, at time.Time) (news bool) {
 	defer s.mu.Unlock()
 	news = s.now.health[server] != health
 	s.now.health, s.now.probed = maps.Clone(s.now.health), maps.Clone(s.now.probed)
+	if s.now.health == nil {
+		s.now.health = fleet.MCPHealth{}
+	}
 	if s.now.probed == nil {
 		s.now.probed = fleet.ProbeTimes{}
 	}
@@ -69,6 +76,16 @@ func (s *state) setHealth(server, health string, at time.Time) (news bool) {
 		kick(s.announce)
 	}
 	return news
+}
+
+// setSkills notes the skills; news are announced.
+func (s *state) setSkills(skills []json.RawMessage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.EqualFunc(s.now.skills, skills, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+		s.now.skills = skills
+		kick(s.announce)
+	}
 }
 
 // setRepo notes the state of the work tree, nil when it cannot be read; one
@@ -167,7 +184,7 @@ func (w *Worker) announcement(v vitals) *fleet.Announce {
 			InstanceID: c.Instance, Epoch: w.epoch, MaxParallel: c.MaxParallel, MaxMessages: messages, Labels: c.Labels, AgentType: c.AgentType,
 		},
 		Capabilities: fleet.Capabilities{
-			Tools: orEmpty(c.Tools), MCPServers: orEmpty(slices.Sorted(maps.Keys(v.health))), Skills: c.Skills,
+			Tools: orEmpty(c.Tools), MCPServers: orEmpty(slices.Sorted(maps.Keys(v.health))), Skills: v.skills,
 		},
 		MCPHealth: v.health, MCPProbedAt: v.probed,
 		Session:          fleet.SessionState{ActiveTasks: len(held), RepoState: v.repo, SessionFresh: fresh},

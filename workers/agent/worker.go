@@ -30,7 +30,6 @@ type Worker struct {
 	cfg     Config
 	log     *slog.Logger
 	epoch   int64
-	skill   []string // capabilities beyond tools: names of skills
 	hand    *hand
 	state   *state
 	spool   *spool // nil: none
@@ -53,13 +52,15 @@ func New(c Config) (*Worker, error) {
 	w := &Worker{
 		cfg: c, epoch: time.Now().UnixNano(),
 		log:     c.Log.With(slog.String("component", "agent"), slog.String("agent_id", string(c.ID)), slog.String("instance_id", string(c.Instance))),
-		skill:   skillNames(c.Skills),
 		hand:    newHand(c.MaxParallel, c.Heartbeat),
 		work:    pool.New(min(c.MaxParallel, idleHandlers)),
 		letters: newLetters(c.MaxMessages), failures: make(chan struct{}, failuresAtOnce),
-		state: newState(c.MCP),
+		state: newState(c.MCP, c.Skills),
 	}
-	if err := w.checkAnnouncement(); err != nil {
+	if c.Watch != nil {
+		w.hand.unwell = "nobody has looked yet whether the work can be done"
+	}
+	if err := w.checkAnnouncement(w.state.get()); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	if c.Spool != "" {
@@ -72,9 +73,9 @@ func New(c Config) (*Worker, error) {
 	return w, nil
 }
 
-// checkAnnouncement checks whatever of the Config the fleet would refuse.
-func (w *Worker) checkAnnouncement() error {
-	data, err := fleet.Encode(w.announcement(w.state.get()))
+// checkAnnouncement checks whatever of an announce the fleet would refuse.
+func (w *Worker) checkAnnouncement(v vitals) error {
+	data, err := fleet.Encode(w.announcement(v))
 	if err != nil {
 		return fmt.Errorf("encode the announce: %w", subjects.AsError(err).Err)
 	}
@@ -160,6 +161,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.wg.Go(func() { w.beatAll(life) })
 	w.wg.Go(func() { w.watchRepo(life) })
 	w.wg.Go(func() { w.watchMCP(life) })
+	if w.cfg.Watch != nil {
+		w.wg.Go(func() { w.cfg.Watch(life, func(c Condition) { w.told(life, c) }) })
+	}
 	w.log.Info("agent is ready", slog.Int("max_parallel", w.cfg.MaxParallel), slog.Int64("epoch", w.epoch))
 
 	<-ctx.Done()

@@ -54,9 +54,8 @@ func first(p params, name string) string {
 	return ""
 }
 
-// admit says who calls and whether they may. version is what the request says
-// besides its parameters.
-func (w *Worker) admit(ctx context.Context, p params, peer peer, version string) (*call, error) {
+// admit says who calls and whether they may. version checks that of the request.
+func (w *Worker) admit(ctx context.Context, p params, peer peer, version func() error) (*call, error) {
 	if err := w.serving(); err != nil {
 		return nil, err
 	}
@@ -78,14 +77,14 @@ func (w *Worker) serving() error {
 }
 
 // admitAs admits a caller whose identity is proved.
-func (w *Worker) admitAs(id subjects.AgentID, p params, version string) (*call, error) {
+func (w *Worker) admitAs(id subjects.AgentID, p params, version func() error) (*call, error) {
 	if err := w.serving(); err != nil {
 		return nil, err
 	}
 	if err := w.limits.take(id); err != nil {
 		return nil, err
 	}
-	if err := checkVersion(pick(first(p, headerVersion), version)); err != nil {
+	if err := version(); err != nil {
 		return nil, err
 	}
 	c := &call{
@@ -128,7 +127,7 @@ func checkVersion(v string) error {
 	}
 	said := "version " + strconv.Quote(clip(v)) + " is not supported"
 	if v == "" {
-		said = "the request names no version, which means 0.3; that is not supported"
+		said = "the request names no version, which means 0.3, and is none of that version"
 	}
 	f := faultf(kindVersion, said+": send the header "+headerVersion+": "+protocolVersion)
 	f.meta = map[string]string{"supportedVersions": protocolVersion}

@@ -23,7 +23,7 @@ import (
 )
 
 // HealthURI names the extension by which a card tells how well its agents are.
-const HealthURI = "https://parley.dev/a2a/extensions/health/v1"
+const HealthURI = fleet.HealthURI
 
 // Bindings, as cards name them.
 const (
@@ -82,6 +82,7 @@ func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2
 			Streaming: new(true), PushNotifications: new(w.push != nil), ExtendedAgentCard: new(w.auth.cfg.required()),
 			Extensions: []*a2apb.AgentExtension{
 				{Uri: ContractURI, Description: "The terms of a task in the metadata of its message, and how it went in the metadata of the task"},
+				{Uri: fleet.RouteURI, Description: "Which agents a message has gone through, so that it does not go in circles"},
 				{Uri: HealthURI, Description: "How well the agents behind this card are", Params: healthOf(all)},
 			},
 		},
@@ -264,9 +265,9 @@ func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
 		w.restFault(rw, r, err)
 		return
 	}
-	body, err := cardJSON(card)
-	if err == nil {
-		body, err = w.signed(body, at)
+	body, err := w.cardBody(card, at)
+	if err == nil && (w.signer == nil || strings.HasSuffix(r.URL.Path, legacyCardPath)) {
+		body, err = withLegacy(r.Context(), body, card, at) // a signature holds for the card of 1.0 alone
 	}
 	if err != nil {
 		w.restFault(rw, r, err)
@@ -280,7 +281,16 @@ func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
 	h.Set("ETag", tag)
 	h.Set("Vary", "Host")
 	// It answers If-None-Match, If-Modified-Since and HEAD.
-	http.ServeContent(rw, r, "", w.cards.since(at.url+" "+string(agent), tag, time.Now()).Truncate(time.Second), bytes.NewReader(body))
+	http.ServeContent(rw, r, "", w.cards.since(at.url+" "+r.URL.Path, tag, time.Now()).Truncate(time.Second), bytes.NewReader(body))
+}
+
+// cardBody is a card as it is sent.
+func (w *Worker) cardBody(card *a2apb.AgentCard, at base) ([]byte, error) {
+	body, err := cardJSON(card)
+	if err != nil {
+		return nil, err
+	}
+	return w.signed(body, at)
 }
 
 // getExtendedAgentCard is the operation GetExtendedAgentCard: the card of whom

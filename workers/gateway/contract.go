@@ -16,7 +16,7 @@ import (
 
 // ContractURI names the extension by which a message carries the terms of its
 // task, and a task tells how it went. A change that breaks it gets another URI.
-const ContractURI = "https://parley.dev/a2a/extensions/dispatch/v1"
+const ContractURI = fleet.ContractURI
 
 // Contract is what a message's metadata may hold under ContractURI. Absent
 // members have the defaults of a dispatch.

@@ -25,7 +25,9 @@ type rpcServer struct {
 
 func newGRPC(w *Worker) *grpc.Server {
 	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxBody))
-	a2apb.RegisterA2AServiceServer(s, &rpcServer{w: w})
+	own := &rpcServer{w: w}
+	a2apb.RegisterA2AServiceServer(s, own)
+	own.legacyGRPC().RegisterWith(s)
 	return s
 }
 
@@ -35,7 +37,7 @@ type grpcParams metadata.MD
 func (p grpcParams) Values(name string) []string { return metadata.MD(p).Get(name) }
 
 // admitGRPC admits a gRPC call; the extensions that count go into the header.
-func (s *rpcServer) admitGRPC(ctx context.Context) (*call, error) {
+func (s *rpcServer) admitGRPC(ctx context.Context, legacy bool) (*call, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var p peer
 	if info, ok := grpcpeer.FromContext(ctx); ok {
@@ -44,7 +46,12 @@ func (s *rpcServer) admitGRPC(ctx context.Context) (*call, error) {
 			p = peerOf(&http.Request{TLS: &state})
 		}
 	}
-	c, err := s.w.admit(ctx, grpcParams(md), p, "")
+	c, err := s.w.admit(ctx, grpcParams(md), p, func() error {
+		if legacy {
+			return nil
+		}
+		return checkVersion(first(grpcParams(md), headerVersion))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +85,7 @@ func do[R proto.Message](ctx context.Context, s *rpcServer, name string, req pro
 	_ = grpc.SetHeader(ctx, metadata.Pairs(strings.ToLower(headerVersion), protocolVersion))
 	ctx, cancel := s.w.during(ctx)
 	defer cancel()
-	c, err := s.admitGRPC(ctx)
+	c, err := s.admitGRPC(ctx, false)
 	if err != nil {
 		return none, s.refuse(ctx, err)
 	}
@@ -94,7 +101,7 @@ func do[R proto.Message](ctx context.Context, s *rpcServer, name string, req pro
 func (s *rpcServer) run(stream grpc.ServerStreamingServer[a2apb.StreamResponse], name string, req proto.Message) error {
 	ctx, cancel := s.w.during(stream.Context())
 	defer cancel()
-	c, err := s.admitGRPC(ctx)
+	c, err := s.admitGRPC(ctx, false)
 	if err == nil {
 		err = s.w.ops[name].stream(ctx, c, req, func(f frame) error { return stream.Send(f.msg) })
 	}

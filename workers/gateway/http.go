@@ -40,21 +40,25 @@ const maxNesting = fleet.MaxDepth
 // belong.
 func (w *Worker) Handlers() map[string]http.Handler {
 	guard := func(f http.HandlerFunc) http.Handler { return w.guarded(f) }
+	overGRPC := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if !w.hostAllowed(r.Host) {
+			http.Error(rw, "this host name is not served here", http.StatusMisdirectedRequest)
+			return
+		}
+		patient(rw)
+		w.rpc.ServeHTTP(rw, r)
+	})
 	return map[string]http.Handler{
 		pathRPC:             guard(w.serveRPC),
 		pathRPC + "/":       guard(w.serveREST),
 		"GET " + pathCard:   guard(w.serveCard),
 		"GET " + pathAgents: guard(w.serveAgents),
 		"GET " + pathKeys:   guard(w.serveKeys),
-		"GET " + pathAgents + "/{agent}" + pathCard: guard(w.serveCard),
-		pathGRPC: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			if !w.hostAllowed(r.Host) {
-				http.Error(rw, "this host name is not served here", http.StatusMisdirectedRequest)
-				return
-			}
-			patient(rw)
-			w.rpc.ServeHTTP(rw, r)
-		}),
+		"GET " + pathAgents + "/{agent}" + pathCard:       guard(w.serveCard),
+		"GET " + legacyCardPath:                           guard(w.serveCard),
+		"GET " + pathAgents + "/{agent}" + legacyCardPath: guard(w.serveCard),
+		pathGRPC:       overGRPC,
+		legacyPathGRPC: overGRPC,
 	}
 }
 
@@ -109,8 +113,13 @@ func patient(rw http.ResponseWriter) {
 }
 
 // admitHTTP admits an HTTP request that has been read.
-func (w *Worker) admitHTTP(rw http.ResponseWriter, r *http.Request) (*call, error) {
-	c, err := w.admit(r.Context(), r.Header, peerOf(r), queryVersion(r))
+func (w *Worker) admitHTTP(rw http.ResponseWriter, r *http.Request, legacy bool) (*call, error) {
+	c, err := w.admit(r.Context(), r.Header, peerOf(r), func() error {
+		if legacy {
+			return nil
+		}
+		return checkVersion(pick(first(r.Header, headerVersion), queryVersion(r)))
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
 	gojson "github.com/go-json-experiment/json"
 	"google.golang.org/protobuf/proto"
 )
@@ -85,7 +86,11 @@ func (w *Worker) serveRPC(rw http.ResponseWriter, r *http.Request) {
 		w.rpcFault(rw, r, q.ID, 0, err)
 		return
 	}
-	c, err := w.admitHTTP(rw, r)
+	if isLegacyRPC(r, q.Method) {
+		w.serveLegacy(rw, r, "", "/", body, a2av0.NewJSONRPCHandler)
+		return
+	}
+	c, err := w.admitHTTP(rw, r, false)
 	if err != nil {
 		w.rpcFault(rw, r, q.ID, 0, err)
 		return

@@ -196,7 +196,7 @@ func (x *exchange) admit() (run func(context.Context, func(frame) error) error, 
 	}
 	x.from = who
 	p := a2anats.Params(x.m.Header)
-	c, err := w.admitAs(from, p, "")
+	c, err := w.admitAs(from, p, func() error { return checkVersion(first(p, headerVersion)) })
 	if err != nil {
 		return nil, err
 	}

@@ -86,6 +86,9 @@ func restTable(seg []string, fields map[string]string) []restEntry {
 
 // serveREST serves the HTTP+JSON binding.
 func (w *Worker) serveREST(rw http.ResponseWriter, r *http.Request) {
+	if w.serveLegacyPath(rw, r) {
+		return
+	}
 	rt, allow := routeREST(r.Method, strings.TrimPrefix(r.URL.Path, pathRPC+"/"))
 	if rt.op == "" {
 		f := faultf(kindNoMethod, "there is nothing at this path")
@@ -102,7 +105,7 @@ func (w *Worker) serveREST(rw http.ResponseWriter, r *http.Request) {
 		w.restFault(rw, r, err)
 		return
 	}
-	c, err := w.admitHTTP(rw, r)
+	c, err := w.admitHTTP(rw, r, false)
 	if err != nil {
 		w.restFault(rw, r, err)
 		return

@@ -44,6 +44,7 @@ type Config struct {
 	// as fleet.a2a; absent: it is not. NATSURL is where clients reach the server,
 	// for cards; absent: cards do not name the binding.
 	NATS, NATSURL string
+	Registry      Registry // a shared one that is told the fleet's card
 
 	KeepAlive    time.Duration // between comments on a quiet stream; absent 15 s
 	WriteTimeout time.Duration // for a reader that does not read; absent 30 s
@@ -55,6 +56,7 @@ func (c Config) withDefaults() Config {
 	c.Name = cmp.Or(c.Name, "Parley")
 	c.Description = cmp.Or(c.Description, "A fleet of agents: it gives each task to the one that fits best, and sees it through")
 	c.Version = cmp.Or(c.Version, "0.0.0")
+	c.Registry.Each = cmp.Or(c.Registry.Each, DefaultAnnounceEach)
 	c.KeepAlive = cmp.Or(c.KeepAlive, 15*time.Second)
 	c.WriteTimeout = cmp.Or(c.WriteTimeout, 30*time.Second)
 	if c.Log == nil {
@@ -108,6 +110,9 @@ func New(cfg Config) (*Worker, error) {
 		}
 		w.publicHost, w.publicAuthority = u.Hostname(), u.Host
 	}
+	if err := cfg.Registry.check(cfg.URL); err != nil {
+		return nil, err
+	}
 	for _, id := range cfg.Auth.Tokens {
 		if _, err := subjects.ParseAgentID(string(id)); err != nil {
 			return nil, fmt.Errorf("gateway: a token's caller: %w", err)
@@ -150,6 +155,8 @@ func (w *Worker) Ready() error {
 func (w *Worker) Run(ctx context.Context) error {
 	defer w.stop()
 	defer w.ready.Store(false)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if w.push != nil {
 		var err error
 		if w.push.kv, err = w.cfg.Bus.KV(ctx, subjects.BucketPush); err != nil {
@@ -157,7 +164,14 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		var pushing sync.WaitGroup
 		defer pushing.Wait()
+		defer cancel()
 		pushing.Go(func() { w.push.run(ctx) })
+	}
+	if w.cfg.Registry.URL != "" {
+		var telling sync.WaitGroup
+		defer telling.Wait()
+		defer cancel()
+		telling.Go(func() { w.announce(ctx) })
 	}
 	run, fail := context.WithCancelCause(ctx)
 	defer fail(nil)

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"parley/bus"
+	"parley/bus/auth"
+	"parley/bus/embedded"
+	"parley/subjects"
+	"parley/workers"
+	"parley/workers/access"
+)
+
+// door is who may enter, and who tells the audit of those who may not.
+type door struct {
+	tenant  string
+	trust   *embedded.Trust
+	creds   string // of the workers
+	refused func(embedded.Refusal)
+
+	dir    *auth.Directory // nil: everybody may
+	access *access.Worker
+	bus    *bus.Bus // set before access runs
+}
+
+// openDoor is that of a broker that asks nobody, or that is elsewhere.
+func openDoor(log *slog.Logger) (d *door, err error) {
+	d = &door{}
+	d.access, err = access.New(access.Config{
+		Tell: d.tell, Whose: func(string) (subjects.AgentID, bool) { return access.Unknown, true }, Log: log,
+	})
+	return d, err
+}
+
+// door reads the settings' directory of identities, if they name one. Its
+// humans are operators.
+func (a *app) door(log *slog.Logger) (*door, error) {
+	if a.conf.Auth == "" {
+		return openDoor(log)
+	}
+	dir, err := auth.Open(a.conf.Auth, a.now)
+	if err != nil {
+		return nil, authProblem(err)
+	}
+	operator, err := dir.OperatorJWT()
+	if err != nil {
+		return nil, authProblem(err)
+	}
+	d := &door{
+		tenant: a.conf.Tenant, dir: dir, creds: dir.Creds(a.conf.Tenant, auth.Worker),
+		trust: &embedded.Trust{Operator: operator, System: dir.System(), Accounts: dir.Accounts()},
+	}
+	if !slices.Contains(dir.Tenants(), d.tenant) {
+		return nil, usage("there is no tenant %q in %s", d.tenant, a.conf.Auth).next("parley auth ls  lists everybody; --tenant names another")
+	}
+	if err := private("the workers' credentials", d.creds); err != nil {
+		return nil, err
+	}
+	for _, u := range dir.Users(d.tenant) {
+		if u.Role == subjects.RoleOperator && !slices.Contains(a.conf.Operators, u.ID) {
+			a.conf.Operators = append(a.conf.Operators, u.ID)
+		}
+	}
+	d.access, err = access.New(access.Config{Tell: d.tell, Whose: whose(dir, d.tenant), Log: log})
+	if err != nil {
+		return nil, err
+	}
+	d.refused = func(r embedded.Refusal) {
+		d.access.Refused(access.Refusal{Key: r.Key, Action: r.Action, Subject: r.Subject, Address: r.Address})
+	}
+	return d, nil
+}
+
+func (d *door) tell(ctx context.Context, subject string, line []byte, id string) error {
+	_, err := d.bus.Store(ctx, subject, line, id, nil)
+	return err
+}
+
+// whose names a tenant's identities by their keys, those that were added since
+// included.
+func whose(dir *auth.Directory, tenant string) func(key string) (subjects.AgentID, bool) {
+	var mu sync.Mutex // a closure that anybody may call
+	return func(key string) (subjects.AgentID, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		u, ok := dir.Whose(key)
+		if !ok && key != "" {
+			if again, err := dir.Again(); err == nil {
+				dir = again
+				u, ok = dir.Whose(key)
+			}
+		}
+		if !ok {
+			return access.Unknown, true
+		}
+		return subjects.AgentID(u.ID), u.Tenant == tenant
+	}
+}
+
+// workers are what the door needs to run.
+func (d *door) workers(b *bus.Bus) []workers.Worker {
+	d.bus = b
+	return []workers.Worker{{Name: "access", Run: d.access.Run}}
+}
+
+// context is how the nats command line connects: as the tenant's operator.
+func (d *door) context(url string) natsContext {
+	if d.dir == nil {
+		return natsContext{URL: url}
+	}
+	return natsContext{URL: url, Creds: d.dir.Creds(d.tenant, auth.Operator), Inbox: subjects.InboxPrefix(auth.Operator)}
+}

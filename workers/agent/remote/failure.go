@@ -1,0 +1,110 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/a2aproject/a2a-go/v2/a2a"
+
+	"parley/subjects"
+	"parley/workers/agent"
+)
+
+// fatal is how the attempt fails, if err says that it makes no sense to go on.
+func (w *work) fatal(by way, err error) *agent.Fail {
+	if err == nil {
+		return nil
+	}
+	if own, ok := errors.AsType[*refused](err); ok {
+		return &agent.Fail{Retryable: true, Err: own.error}
+	}
+	status, isStatus := errors.AsType[*statusError](err)
+	switch {
+	case isAuth(err), errors.Is(err, errTooLong), isHost(err):
+		return w.r.failure(err)
+	case errors.Is(err, a2a.ErrTaskNotFound) && by != bySend:
+		return &agent.Fail{Retryable: true, Err: err, Message: "the remote agent does not know its task any more"}
+	case by != bySend, w.story.task != "" && w.sends < maxSends && errors.Is(err, a2a.ErrUnsupportedOperation):
+		return nil // an ended task takes no answer: look at it
+	case isStatus && status.code == http.StatusTooManyRequests, isRefusal(err):
+		return w.r.failure(err)
+	case (errors.Is(err, a2a.ErrInternalError) || errors.Is(err, a2a.ErrServerError) || errors.Is(err, errMalformed)) && w.sends >= maxSends:
+		return w.r.failure(err)
+	}
+	return nil
+}
+
+// failure is an error as the fleet is told it.
+func (r *Remote) failure(err error) *agent.Fail {
+	f := &agent.Fail{Retryable: true, Err: err, Message: "the remote agent: " + errText(err)}
+	if s, ok := errors.AsType[*statusError](err); ok {
+		f.HTTPStatus, f.RetryAfter = s.code, s.after
+	}
+	switch {
+	case isAuth(err):
+		f.Code, f.Retryable = subjects.CodeAuthFailed, false
+	case isHost(err):
+		f.Code, f.Retryable = subjects.CodeHostNotAllowed, false
+	case errors.Is(err, errTooLong):
+		f.Code, f.Retryable = subjects.CodePayloadTooLarge, false
+	case errors.Is(err, errMalformed):
+		f.Code = subjects.CodeResultInvalid
+	case isRefusal(err):
+		f.Retryable = false
+	}
+	return f
+}
+
+func isAuth(err error) bool {
+	if s, ok := errors.AsType[*statusError](err); ok {
+		return s.code == http.StatusUnauthorized || s.code == http.StatusForbidden || s.code == http.StatusProxyAuthRequired
+	}
+	e, ok := errors.AsType[*subjects.Error](err)
+	return errors.Is(err, a2a.ErrUnauthenticated) || errors.Is(err, a2a.ErrUnauthorized) || ok && e.Code == subjects.CodeAuthFailed
+}
+
+func isHost(err error) bool {
+	e, ok := errors.AsType[*subjects.Error](err)
+	return ok && e.Code == subjects.CodeHostNotAllowed
+}
+
+// isRefusal reports whether the agent will say the same to the same message.
+func isRefusal(err error) bool {
+	return slices.ContainsFunc([]error{
+		a2a.ErrParseError, a2a.ErrInvalidRequest, a2a.ErrMethodNotFound, a2a.ErrInvalidParams, a2a.ErrUnsupportedOperation,
+		a2a.ErrUnsupportedContentType, a2a.ErrExtensionSupportRequired, a2a.ErrVersionNotSupported, a2a.ErrTaskNotFound, a2a.ErrTaskNotCancelable,
+	}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// isProtocol reports whether an error is the agent's answer.
+func isProtocol(err error) bool { return isRefusal(err) || isAuth(err) }
+
+func retryAfter(err error) time.Duration {
+	if s, ok := errors.AsType[*statusError](err); ok {
+		return min(s.after, time.Minute)
+	}
+	return 0
+}
+
+func errText(err error) string {
+	if err == nil {
+		return "its stream ends before its task does"
+	}
+	return strings.ToValidUTF8(err.Error(), "\uFFFD")
+}
+
+// pause waits for d or for ctx, whose cause it returns.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
