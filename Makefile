@@ -11,6 +11,9 @@
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 FUZZTIME ?= 60s
 BENCH    ?= .
+CHAOS_TIME ?= 1h
+CHAOS_SEED ?= 0
+CHAOS_RATE ?= 60
 # The race detector needs a C compiler. Without one the tests run without it, and say so.
 RACE     ?= $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 
@@ -90,6 +93,14 @@ bench: ## Run the benchmarks that match BENCH, then the benchmark program if the
 	@packages=$$($(testfiles) | xargs -r grep -l '^func Benchmark' | xargs -r dirname | sort -u); \
 	[ -z "$$packages" ] || go test -run '^$$' -bench '$(BENCH)' -benchmem $$packages
 	@[ ! -d test/bench ] || go run ./test/bench
+
+.PHONY: chaos
+chaos: ## Break a cluster for CHAOS_TIME (1h) and prove that nothing is lost; CHAOS_SEED repeats a run
+	go run ./test/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -rate $(CHAOS_RATE)
+
+.PHONY: chaos-planted
+chaos-planted: ## Plant every known bug in turn, and see that the chaos suite finds it
+	go test ./test/chaos -run TestPlantedBugs -count=1 -chaos.planted -timeout 2h -v
 
 .PHONY: bench-peers
 bench-peers: ## Do the same work with Parley, asynq on Redis and River on PostgreSQL

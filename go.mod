@@ -33,6 +33,8 @@ require github.com/gowebpki/jcs v1.0.1
 
 require github.com/goccy/go-yaml v1.18.0
 
+require github.com/anishathalye/porcupine v1.3.1
+
 require github.com/synadia-io/callout.go v0.2.1
 
 require github.com/expr-lang/expr v1.17.6

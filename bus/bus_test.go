@@ -147,8 +147,8 @@ func TestReads(t *testing.T) {
 	if m, err := b.LastDirect(ctx, "FLEET_TASKS", "fleet.task.a"); err != nil || m.Seq != want[4] {
 		t.Errorf("LastDirect = %d, %v, want %d", m.Seq, err, want[4])
 	}
-	if _, err := b.Get(ctx, "FLEET_TASKS", 999); !errors.Is(err, bus.ErrNotFound) {
-		t.Errorf("Get(999) = %v, want ErrNotFound", err)
+	if _, err := b.Get(ctx, "FLEET_TASKS", 999); !errors.Is(err, bus.ErrNoResponders) {
+		t.Errorf("Get(999) = %v, want ErrNoResponders", err)
 	}
 	if _, err := b.StreamState(ctx, "NONE"); !errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("StreamState(NONE) = %v, want ErrNotFound", err)

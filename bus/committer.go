@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"parley/bus/crash"
 	"parley/subjects"
 )
 
@@ -214,6 +215,9 @@ func (c *committer) send(batch []*write) (last uint64, err error) {
 		reply, err := c.b.request(ctx, m)
 		if err != nil {
 			return 0, asAmbiguous(err)
+		}
+		if crash.Lost(m.Subject, m.Header) {
+			return 0, ErrTimeout
 		}
 		a, err := parseAck(reply.Data)
 		if err != nil {

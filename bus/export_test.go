@@ -17,3 +17,6 @@ func APIErrorOf(code int) (err error, known bool) { //nolint:revive // the error
 
 // APIErrorCodes counts the codes of the table.
 func APIErrorCodes() int { return len(jsErrors) }
+
+// Hear is what a tail does with every message.
+func (b *Bus) Hear(stream string, seq uint64) { b.hear(stream, seq) }

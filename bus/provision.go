@@ -377,6 +377,10 @@ func (b *Bus) provisionConsumer(ctx context.Context, p Provisioning, stream stri
 			}
 			same := c.AckWait == want.AckWait && c.MaxDeliver == want.MaxDeliver &&
 				c.MaxAckPending == want.MaxAckPending && c.Description == want.Description
+			if p.Mode == ProvisionVerify && (c.MaxAckPending < want.MaxAckPending || c.MaxDeliver != want.MaxDeliver) {
+				return fmt.Errorf("consumer %s of stream %s: MaxAckPending is %d and MaxDeliver %d, %d and %d are wanted: start with provisioning %q",
+					want.Durable, stream, c.MaxAckPending, c.MaxDeliver, want.MaxAckPending, want.MaxDeliver, ProvisionCreate)
+			}
 			if same || p.Mode == ProvisionVerify {
 				return nil
 			}

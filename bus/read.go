@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -25,9 +26,45 @@ type getRequest struct {
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
 }
 
-// Last returns the last message of subject as the stream's leader has it.
+// Last returns the last message of subject as the stream's leader has it. A
+// leader that has yet to learn what this Bus has heard of the stream already,
+// see hear, does not know that there is none: that is ErrNoResponders, worth a
+// repeat, and not ErrNotFound.
 func (b *Bus) Last(ctx context.Context, stream, subject string) (Msg, error) {
+	m, err := b.leaderGet(ctx, stream, getRequest{LastFor: subject})
+	if !errors.Is(err, ErrNotFound) {
+		return m, err
+	}
+	heard := b.heardOf(stream).Load()
+	if heard == 0 {
+		return m, err
+	}
+	s, serr := b.StreamState(ctx, stream)
+	if serr != nil {
+		return Msg{}, serr
+	}
+	if s.LastSeq < heard {
+		return Msg{}, fmt.Errorf("get from %s: %w: its leader knows of %d, %d was heard", stream, ErrNoResponders, s.LastSeq, heard)
+	}
+	// It may have come between the two questions.
 	return b.leaderGet(ctx, stream, getRequest{LastFor: subject})
+}
+
+// hear notes that the message seq of a stream has been heard.
+func (b *Bus) hear(stream string, seq uint64) {
+	h := b.heardOf(stream)
+	for was := h.Load(); was < seq && !h.CompareAndSwap(was, seq); was = h.Load() {
+	}
+}
+
+// heardOf is the highest sequence of a stream that tails have heard, 0 for
+// none.
+func (b *Bus) heardOf(stream string) *atomic.Uint64 {
+	if h, ok := b.heard.Load(stream); ok {
+		return h.(*atomic.Uint64) //nolint:errcheck,forcetypeassert // nothing else is stored
+	}
+	h, _ := b.heard.LoadOrStore(stream, new(atomic.Uint64))
+	return h.(*atomic.Uint64) //nolint:errcheck,forcetypeassert // as above
 }
 
 // nextFor returns the first message of subject at or after seq, from the
@@ -43,13 +80,28 @@ func (b *Bus) LastDirect(ctx context.Context, stream, subject string) (Msg, erro
 }
 
 // Get returns the message with that sequence, from any replica, and from the
-// leader when that one does not have it (yet).
+// leader when that one does not have it (yet). Who has heard of a message may
+// know more than the leader: one that is new has not applied all that others
+// have, and one that was replaced does not know it yet. So ErrNotFound is for
+// what was there; a sequence beyond the stream's last is ErrNoResponders, worth
+// a repeat.
 func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (Msg, error) {
 	m, err := b.directGet(ctx, stream, getRequest{Seq: seq})
-	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrNoResponders) {
-		return b.leaderGet(ctx, stream, getRequest{Seq: seq})
+	if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrNoResponders) {
+		return m, err
 	}
-	return m, err
+	if m, err = b.leaderGet(ctx, stream, getRequest{Seq: seq}); !errors.Is(err, ErrNotFound) {
+		return m, err
+	}
+	s, err := b.StreamState(ctx, stream)
+	switch {
+	case err != nil:
+		return Msg{}, err
+	case s.LastSeq < seq:
+		return Msg{}, fmt.Errorf("get %d from %s: %w: its leader knows of %d", seq, stream, ErrNoResponders, s.LastSeq)
+	}
+	// It may have come between the two questions.
+	return b.leaderGet(ctx, stream, getRequest{Seq: seq})
 }
 
 // maxRead is how many messages are asked for at once.
@@ -138,6 +190,21 @@ func (b *Bus) StreamState(ctx context.Context, stream string) (StreamState, erro
 		s.Leader = resp.Cluster.Leader
 	}
 	return s, nil
+}
+
+// StateFrom is StreamState for who knows of the message seq: a leader that has
+// yet to catch up has ten seconds to. What it says then is how it is.
+func (b *Bus) StateFrom(ctx context.Context, stream string, seq uint64) (StreamState, error) {
+	bo := newBackoff(100*time.Millisecond, time.Second)
+	for begin := time.Now(); ; {
+		s, err := b.StreamState(ctx, stream)
+		if err != nil || s.LastSeq >= seq || time.Since(begin) > 10*time.Second {
+			return s, err
+		}
+		if err := wait(ctx, bo); err != nil {
+			return StreamState{}, err
+		}
+	}
 }
 
 // deleteMsg removes one message; ErrNotFound when it is not there.

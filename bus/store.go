@@ -10,6 +10,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"parley/bus/crash"
 )
 
 // storeTry bounds one try of a JetStream write.
@@ -68,6 +70,9 @@ func (b *Bus) publishStored(ctx context.Context, m *nats.Msg) (ack, error) {
 	reply, err := b.request(tctx, m)
 	if err != nil {
 		return ack{}, asAmbiguous(err)
+	}
+	if crash.Lost(m.Subject, m.Header) {
+		return ack{}, ErrTimeout
 	}
 	return parseAck(reply.Data)
 }

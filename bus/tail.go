@@ -95,9 +95,11 @@ type tailRun struct {
 	// Owned by once, and by the subscription's goroutine while it runs; mu
 	// orders the two.
 	mu       sync.Mutex
-	began    bool   // the first consumer was made
-	target   uint64 // the stream's last sequence at the beginning
-	last     uint64 // last sequence handled
+	began    bool      // the first consumer was made
+	target   uint64    // the stream's last sequence at the beginning
+	last     uint64    // last sequence handled
+	created  time.Time // the stream, as it was seen last
+	behind   time.Time // since when its leader has less than was read; zero: it has not
 	caughtUp bool
 }
 
@@ -110,6 +112,19 @@ type tailConsumer struct {
 	problem chan error    // capacity 1
 }
 
+// leaderLag is how long the leader of a stream may know less than was read: one
+// that is new applies what others have applied already, and one that was
+// replaced learns of it. After that the rest is lost.
+const leaderLag = 30 * time.Second
+
+// patient reports whether a leader that is behind may still catch up.
+func (r *tailRun) patient() bool {
+	if r.behind.IsZero() {
+		r.behind = time.Now()
+	}
+	return time.Since(r.behind) < leaderLag
+}
+
 // once makes one consumer and runs it until ctx ends or it breaks.
 func (r *tailRun) once(ctx context.Context) error {
 	reconnected := r.b.reconnected()
@@ -119,13 +134,17 @@ func (r *tailRun) once(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", errTailEnds, err)
 	case err != nil:
 		return err
+	case state.LastSeq < r.last && state.Created.Equal(r.created) && r.patient():
+		return fmt.Errorf("%w: the leader is at sequence %d, behind %d which was read", ErrNoResponders, state.LastSeq, r.last)
 	case state.LastSeq < r.last:
+		r.b.heard.Delete(r.Stream)
 		return fmt.Errorf("%w: %w: the stream is at sequence %d, behind %d which was read",
 			errTailEnds, ErrNotFound, state.LastSeq, r.last)
 	}
 	if !r.began {
 		r.began, r.target = true, state.LastSeq
 	}
+	r.created, r.behind = state.Created, time.Time{}
 	c := &tailConsumer{r: r, next: 1, problem: make(chan error, 1)}
 	inbox := r.b.nc.NewInbox()
 	sub, err := r.b.subscribe(inbox, "", c.receive)
@@ -251,6 +270,7 @@ func (c *tailConsumer) receive(m *nats.Msg) {
 	}
 	c.next++
 	r := c.r
+	r.b.hear(r.Stream, d.stream)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	msg := Msg{

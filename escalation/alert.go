@@ -40,6 +40,7 @@ type Group struct {
 	ID     string            // of the group; one token
 	Labels map[string]string // what its tasks have in common
 	Tasks  int               // that wait
+	Newest uint64            // grows with every task that comes
 	Asked  int               // of those, that wait for what the alert's answer decided
 	Repeat time.Duration     // the shortest alert_repeat of them; default 30 min
 	Held   string            // why nobody is to be called, "" when somebody is
@@ -130,8 +131,10 @@ func (c Chain) call(a fleet.Alert, g Group, now time.Time) (fleet.Alert, AlertAc
 	if a.NextAt == nil {
 		a.NextAt = &now
 	}
-	grown := time.Time{} // when to tell that the group has grown
-	if g.Tasks > a.Told && a.Calls > 0 && a.LastAt != nil {
+	// When to tell that the group has grown: by somebody who was in no call yet,
+	// also where others have left it meanwhile.
+	grown := time.Time{}
+	if (g.Tasks > a.Told || g.Newest > a.ToldTo) && a.Calls > 0 && a.LastAt != nil {
 		grown = a.LastAt.Add(c.GroupInterval)
 	}
 	next := min(a.Next, len(c.Contacts)-1)
@@ -160,7 +163,7 @@ func (c Chain) call(a fleet.Alert, g Group, now time.Time) (fleet.Alert, AlertAc
 	}
 	contact := c.Contacts[next]
 	a.Calls++
-	a.LastAt, a.Told = &now, g.Tasks
+	a.LastAt, a.Told, a.ToldTo = &now, g.Tasks, g.Newest
 	a.Sent = maps.Clone(a.Sent)
 	if a.Sent == nil {
 		a.Sent = make(map[string]int)
@@ -173,7 +176,7 @@ func (c Chain) call(a fleet.Alert, g Group, now time.Time) (fleet.Alert, AlertAc
 // last one is still on its way: is is what NextAlert made of was. The chain goes
 // on, and what would have been told is told as soon as something arrives.
 func NotCalled(was, is fleet.Alert) fleet.Alert {
-	is.Told, is.Sent = was.Told, was.Sent
+	is.Told, is.ToldTo, is.Sent = was.Told, was.ToldTo, was.Sent
 	return is
 }
 

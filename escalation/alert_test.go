@@ -114,6 +114,27 @@ func TestNotCalled(t *testing.T) {
 	}
 }
 
+// TestNewcomerIsTold: who joins an alert as another one leaves it is told of,
+// though there are no more tasks than the last call named.
+func TestNewcomerIsTold(t *testing.T) {
+	t.Parallel()
+	c := escalation.Chain{Contacts: []string{"ann"}}
+	g := escalation.Group{ID: "g", Labels: map[string]string{}, Tasks: 1, Newest: 7}
+	a, _, _ := c.NextAlert(fleet.Alert{}, g, start)
+	a, _, _ = c.NextAlert(a, g, start.Add(3*time.Second))
+	if _, action, next := c.NextAlert(a, g, start.Add(4*time.Second)); action != nil || next.Before(start.Add(20*time.Minute)) {
+		t.Errorf("%v, then at %s; want nothing before the repeat", action, next)
+	}
+	g.Newest = 9
+	if _, action, next := c.NextAlert(a, g, start.Add(4*time.Second)); action != nil || !next.Equal(start.Add(5*time.Minute+3*time.Second)) {
+		t.Errorf("%v, then at %s; want to tell of the newcomer 5 min after the last call", action, next.Sub(start))
+	}
+	a, action, _ := c.NextAlert(a, g, start.Add(6*time.Minute))
+	if action != (escalation.Call{Contact: "ann", Number: 2}) || a.ToldTo != 9 {
+		t.Errorf("%+v, told to %d; want call 2, told to 9", action, a.ToldTo)
+	}
+}
+
 // TestAlertsAreHeard: whatever happens to an alert, its calls have numbers of
 // their own; nobody is called while somebody sees to it, or it is held; and
 // while neither holds somebody is called within the time of a repeat.

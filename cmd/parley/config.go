@@ -83,6 +83,7 @@ type config struct {
 	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
+	Monitor       []string `envconfig:"PARLEY_MONITOR" json:"monitor" flag:"monitor" desc:"monitoring pages of the NATS servers, such as http://n1:8222, comma separated: what they say of syncing is held against --sync"`
 	A2AIdentities string   `envconfig:"PARLEY_A2A_IDENTITIES" json:"a2a_identities" flag:"a2a-identities" desc:"directory of the A2A agents of others, a file NAME.yaml for each; absent: a2a in the directory of the settings"`
 	A2ARegistry   string   `envconfig:"PARLEY_A2A_REGISTRY" json:"a2a_registry" flag:"a2a-registry" desc:"address of a shared registry that is told the fleet's card; empty: none"`
 	A2ARegToken   string   `envconfig:"PARLEY_A2A_REGISTRY_TOKEN" json:"a2a_registry_token" flag:"a2a-registry-token" desc:"bearer token for it; better set in the environment than as a flag"`

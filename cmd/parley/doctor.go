@@ -57,7 +57,7 @@ anything is wrong.`,
 			return nil
 		}),
 	}
-	bind(cmd.Flags(), a.conf, append([]string{"as"}, connectionFlags...)...)
+	bind(cmd.Flags(), a.conf, append([]string{"as", "monitor"}, connectionFlags...)...)
 	return cmd
 }
 
@@ -68,7 +68,7 @@ func (a *app) examine(ctx context.Context, c *client) []finding {
 	list := []finding{judge("connection", ping, c.server+", "+roughly(time.Since(begin)), "see that the server answers")}
 	err := c.bus.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify, Replicas: a.conf.Replicas})
 	list = append(list, judge("streams", err, "as they must be, on files", "parley serve --provision create  makes what is missing"),
-		copies(ctx, c.bus), synced(ctx, c.bus))
+		writes(ctx, c.bus), copies(ctx, c.bus), a.synced(ctx, c.bus))
 	_, err = call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{Limit: 1})
 	list = append(list, judge("router", err, "answers", "parley serve --workers router"))
 	s, err := call[fleet.EscalationStatusReply](ctx, c, "escalation", "status", fleet.EscalationStatus{})
@@ -96,6 +96,16 @@ func judge(check string, err error, found, then string) finding {
 	return finding{Check: check, OK: true, Found: found}
 }
 
+// writes is whether a write is taken and given back: servers may say that they
+// are well, and not do it.
+func writes(ctx context.Context, b *bus.Bus) finding {
+	err := b.Canary(ctx)
+	if errors.Is(err, bus.ErrDenied) {
+		return finding{Check: "writes", OK: true, Found: "not tried: that is for workers alone; /readyz of theirs tries it"}
+	}
+	return judge("writes", err, "one was acknowledged, and read again from the leader", "look at the servers' logs, and restart the one that leads KV_"+subjects.BucketWorkers)
+}
+
 // copies is on how many servers what is acknowledged lies.
 func copies(ctx context.Context, b *bus.Bus) finding {
 	s, err := b.StreamState(ctx, subjects.StreamTasks)
@@ -110,9 +120,13 @@ func copies(ctx context.Context, b *bus.Bus) finding {
 	return f
 }
 
-// synced is whether what is acknowledged is on the disk. A client cannot ask
-// the servers that; the workers say what they know.
-func synced(ctx context.Context, b *bus.Bus) finding {
+// synced is whether what is acknowledged is on the disk: as the servers' monitoring
+// pages say, or else as the workers believe.
+func (a *app) synced(ctx context.Context, b *bus.Bus) finding {
+	if len(a.conf.Monitor) > 0 {
+		return judge("sync", a.conf.syncs(ctx), fmt.Sprintf("every write is on the disk before it is acknowledged, as %d servers say", len(a.conf.Monitor)),
+			"sync_interval: always  in the servers' jetstream block; --monitor names their monitoring pages")
+	}
 	const ask = "as its system account: nats server request jetstream --config  shows sync_always and sync_interval"
 	var d bus.Durability
 	err := bus.ErrNoResponders

@@ -19,9 +19,9 @@ import (
 )
 
 // findings are the lines of parley doctor, by check.
-func findings(t *testing.T, s *shell, code int) map[string]finding {
+func findings(t *testing.T, s *shell, code int, flags ...string) map[string]finding {
 	t.Helper()
-	got := s.run(t, "doctor", "-o", "json")
+	got := s.run(t, append([]string{"doctor", "-o", "json"}, flags...)...)
 	if got.code != code {
 		t.Errorf("doctor: exit %d, want %d:\n%s%s", got.code, code, got.stdout, got.stderr)
 	}
@@ -129,6 +129,7 @@ func TestDoctorOfServers(t *testing.T) {
 	m := findings(t, s, 0)
 	wants(t, m, "sync", true, "what the servers really do is not known")
 	wants(t, m, "dead letters", true, "none")
+	wants(t, m, "writes", true, "read again from the leader")
 	s.run(t, "doctor").check(t, 0, "nobody is called", "")
 	if err := b.BuryDeadLetter(t.Context(), bus.Msg{Subject: "poison.x", Data: []byte("x")}, "not JSON"); err != nil {
 		t.Fatal(err)

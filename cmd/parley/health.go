@@ -18,12 +18,13 @@ import (
 type healthChecks struct {
 	workers   []workers.Worker
 	connected func() bool
+	store     func() error    // whether it takes writes, see canary; nil: nobody asks
 	stopping  <-chan struct{} // closed when the process drains
 }
 
 // health serves the process's HTTP port: /healthz (this process lives), /readyz
-// (it serves: every worker does, the bus is connected, and it is not draining),
-// and the workers' pages.
+// (it serves: every worker does, the store takes a write and gives it back, the
+// bus is connected, and it is not draining), and the workers' pages.
 type health struct {
 	listener net.Listener
 	checks   healthChecks
@@ -139,6 +140,13 @@ func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 		if err := worker.Ready(); err != nil {
 			states[worker.Name] = err.Error()
 			notReady("not ready")
+		}
+	}
+	if h.checks.store != nil {
+		states["store"] = "ok"
+		if err := h.checks.store(); err != nil {
+			states["store"] = err.Error()
+			notReady("the store takes no writes")
 		}
 	}
 	if !h.checks.connected() {

@@ -20,7 +20,7 @@ as you like: they share the work, and any of them can be killed at any time.`,
   parley serve --workers router --http off --context production`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context()) },
 	}
-	bind(cmd.Flags(), a.conf, slices.Concat(connectionFlags, []string{"provision", "replicas", "sync"}, workerFlags)...)
+	bind(cmd.Flags(), a.conf, slices.Concat(connectionFlags, []string{"provision", "replicas", "sync", "monitor"}, workerFlags)...)
 	cmd.Flags().Lookup("sync").Usage = "sync_interval of the servers: always, or a time such as 2m; it cannot be seen from outside, and only speed depends on it"
 	complete(cmd, "provision", "create", "verify", "off")
 	return cmd
@@ -37,6 +37,9 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	cfg.SyncAlways = always
 	cfg.Log = log.With(slog.String("component", "bus"))
+	if err := a.checkSync(ctx, log); err != nil {
+		return err
+	}
 	door, err := openDoor(log)
 	if err != nil {
 		return err

@@ -121,7 +121,8 @@ func TestReadyzTellsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	stopping := make(chan struct{})
 	connected := true
-	h, err := (&app{conf: &config{}}).listenHealth("127.0.0.1:0", healthChecks{connected: func() bool { return connected }, stopping: stopping})
+	var store error
+	h, err := (&app{conf: &config{}}).listenHealth("127.0.0.1:0", healthChecks{connected: func() bool { return connected }, stopping: stopping, store: func() error { return store }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +135,8 @@ func TestReadyzTellsWhatIsWrong(t *testing.T) {
 		status string
 	}{
 		{func() {}, 200, `"ok"`},
-		{func() { connected = false }, 503, "not connected to NATS"},
+		{func() { store = errors.New("no write") }, 503, `"store":"no write"`},
+		{func() { store, connected = nil, false }, 503, "not connected to NATS"},
 		{func() { close(stopping) }, 503, "draining"},
 	} {
 		step.change()

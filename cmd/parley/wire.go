@@ -138,7 +138,8 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err != nil {
 		return a.notProvisioned(err, room)
 	}
-	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done()})
+	tried := newCanary(b.Canary, log.With(slog.String("component", "canary")))
+	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done(), store: tried.Ready})
 	if err != nil {
 		return err
 	}
@@ -167,7 +168,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	watched := all
 	if h != nil {
 		h.checks.workers = all
-		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // stops last
+		all = append([]workers.Worker{{Name: "http", Run: h.Run}, {Name: "canary", Run: tried.Run}}, all...) // http stops last
 	}
 	all = append([]workers.Worker{{Name: "identities", Run: a.identities.Run}}, all...)
 	if a.conf.MetricsLog {

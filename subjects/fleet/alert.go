@@ -28,8 +28,9 @@ type Alert struct {
 	Calls   int               `json:"calls"`             // that were due
 	Sent    map[string]int    `json:"sent,omitempty"`    // the last call of each contact that was made
 	LastAt  *time.Time        `json:"last_at,omitempty"`
-	Told    int               `json:"told"`           // how many tasks the last call named
-	Held    string            `json:"held,omitempty"` // why nobody is called now
+	Told    int               `json:"told"`             // how many tasks the last call named
+	ToldTo  uint64            `json:"told_to,omitzero"` // the newest task that the last call could name
+	Held    string            `json:"held,omitempty"`   // why nobody is called now
 
 	AckBy    string       `json:"ack_by,omitempty"`
 	AckUntil *time.Time   `json:"ack_until,omitempty"`

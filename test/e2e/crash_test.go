@@ -157,31 +157,43 @@ func TestCrashPoints(t *testing.T) {
 
 // crash plays the scenario with a router that dies at point.
 func (sc scenario) crash(t *testing.T, point string) {
+	sc.play(t, "PARLEY_CRASH_AT="+point, func(f *testFleet, first *process) {
+		if !first.ended(patience / 2) {
+			t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
+		}
+		if !first.killed() {
+			t.Fatalf("the router did not die of SIGKILL: %s\n%s", first.ending(), tail(first.log, 4000))
+		}
+		f.router("router-2", crashBinary(t))
+	})
+}
+
+// play plays the scenario with a router that something happens to by its
+// environment, and gives the kinds of the records whose acknowledgement that
+// router lost. meanwhile is called while the users act.
+func (sc scenario) play(t *testing.T, env string, meanwhile func(f *testFleet, first *process)) []string {
+	t.Helper()
 	f := newFleet(t, "registry")
 	f.hasteInbox()
-	s := &stage{testFleet: f, boss: boss{f.nc, "boss"}, agents: map[string]*process{}}
+	s := &stage{testFleet: f, boss: boss{NC: f.nc, Name: "boss"}, agents: map[string]*process{}}
 	slots := map[string]int{"a": 2, "b": 2}
 	for a, n := range slots {
 		s.agents[a] = f.agents("agent-"+a, cast{Heartbeat: quick, Try: tryFor, Agents: []actor{{ID: a, Instance: "main", MaxParallel: n}}})
 	}
 	f.awaitAgents("a", "b")
-	first := f.router("router-1", crashBinary(t), "PARLEY_CRASH_AT="+point)
+	first := f.router("router-1", crashBinary(t), env)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	acted := make(chan error, 1)
 	go func() { acted <- sc.act(ctx, s) }()
-	if !first.ended(patience / 2) {
-		t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
+	if meanwhile != nil {
+		meanwhile(f, first)
 	}
-	if !first.killed() {
-		t.Fatalf("the router did not die of SIGKILL: %s\n%s", first.ending(), tail(first.log, 4000))
-	}
-	f.router("router-2", crashBinary(t))
 	if err := <-acted; err != nil {
 		t.Fatal(err)
 	}
 	r := newReader(t, f.nc)
-	all := r.until(t, "the outcome", patience, func(h history) bool { return len(h) > 0 && h.ended() == len(h) })
+	all := r.Until(t, "the outcome", patience, func(h history) bool { return len(h) > 0 && h.Ended() == len(h) })
 	if len(all) != 1 {
 		t.Errorf("%d tasks, want 1", len(all))
 	}
@@ -192,14 +204,15 @@ func (sc scenario) crash(t *testing.T, point string) {
 		}
 	}
 	f.awaitIdle(living...)
-	e := evidence{records: r.whole(t), journals: f.journals(), slots: slots}
-	for task := range e.records {
-		e.acked = append(e.acked, task)
-		if got := e.records.last(task).State; got != sc.want {
-			t.Errorf("the task is %s, want %s\n%s%s", got, sc.want, e.records.story(task), e.story(task))
+	e := evidence{Records: r.Whole(t), Journals: f.journals(), Slots: slots}
+	for task := range e.Records {
+		e.Acked = append(e.Acked, task)
+		if got := e.Records.Last(task).State; got != sc.want {
+			t.Errorf("the task is %s, want %s\n%s%s", got, sc.want, e.Records.Story(task), e.Story(task))
 		}
 	}
-	e.check(t)
+	e.Check(t)
+	return lostKinds(t, first)
 }
 
 // hasteInbox makes what a dead router took from the inbox come again at once
@@ -226,7 +239,7 @@ func (f *testFleet) hasteInbox() {
 // sends dispatches d.
 func sends(d dispatch) func(context.Context, *stage) error {
 	return func(ctx context.Context, s *stage) error {
-		_, err := s.boss.dispatch(ctx, d)
+		_, err := s.boss.Dispatch(ctx, d)
 		return err
 	}
 }
@@ -238,7 +251,7 @@ func plays(brief string) func(context.Context, *stage) error {
 
 // drops puts body into the raw door.
 func drops(body string) func(context.Context, *stage) error {
-	return func(ctx context.Context, s *stage) error { return s.boss.drop(ctx, "once", []byte(body)) }
+	return func(ctx context.Context, s *stage) error { return s.boss.Drop(ctx, "once", []byte(body)) }
 }
 
 // await reads records until the task has one of this kind.
@@ -247,9 +260,9 @@ func (s *stage) await(ctx context.Context, kind string) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	for r := (&reader{js: js, next: 1, all: history{}}); ; {
-		err := r.catchUp(ctx)
-		for _, rec := range r.all[theTask] {
+	for r := (&reader{JS: js, Next: 1, All: history{}}); ; {
+		err := r.CatchUp(ctx)
+		for _, rec := range r.All[theTask] {
 			if rec.Kind == kind {
 				return rec, nil
 			}
@@ -269,7 +282,7 @@ func asks(ctx context.Context, s *stage) error {
 	if err != nil {
 		return err
 	}
-	return s.boss.answer(ctx, theTask, rec.Data.Question.ID, "this one")
+	return s.boss.Answer(ctx, theTask, rec.Data.Question.ID, "this one")
 }
 
 // adds says more while somebody works on the task.
@@ -280,7 +293,7 @@ func adds(ctx context.Context, s *stage) error {
 	if _, err := s.await(ctx, "working"); err != nil {
 		return err
 	}
-	_, err := s.boss.call(ctx, "task", "message", map[string]string{"task_id": theTask, "id": "m1", "text": "and be quick"})
+	_, err := s.boss.Call(ctx, "task", "message", map[string]string{"task_id": theTask, "id": "m1", "text": "and be quick"})
 	return err
 }
 
@@ -298,7 +311,7 @@ func cancels(ctx context.Context, s *stage) error {
 	if _, err := s.await(ctx, "working"); err != nil {
 		return err
 	}
-	v, err := s.boss.call(ctx, "task", "cancel", map[string]string{"task_id": theTask, "reason": "enough"})
+	v, err := s.boss.Call(ctx, "task", "cancel", map[string]string{"task_id": theTask, "reason": "enough"})
 	if err == nil && v.State != "canceled" {
 		err = fmt.Errorf("cancel was answered %s", v.State)
 	}

@@ -193,9 +193,9 @@ func escalate(t *testing.T, worker, point string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	one := 1
-	sender := boss{f.nc, "boss"}
+	sender := boss{NC: f.nc, Name: "boss"}
 	brief := play(step{Do: doError, MS: 20}, step{Do: doError, MS: 20}, step{Do: doFatal, MS: 20}, step{Do: doDone})
-	if _, err := sender.call(ctx, "task", "dispatch", map[string]any{
+	if _, err := sender.Call(ctx, "task", "dispatch", map[string]any{
 		"task": map[string]any{"task_id": theTask, "max_retries": one, "agent": "a", "alternatives": []string{"b"}}, "brief": brief,
 	}); err != nil {
 		t.Fatal(err)
@@ -222,8 +222,8 @@ func escalate(t *testing.T, worker, point string) {
 	if err := <-answered; err != nil {
 		t.Fatal(err)
 	}
-	all := newReader(t, f.nc).until(t, "the outcome", patience, func(hs history) bool { return len(hs) > 0 && hs.ended() == len(hs) })
-	if got := all.last(theTask).State; got != "done" {
+	all := newReader(t, f.nc).Until(t, "the outcome", patience, func(hs history) bool { return len(hs) > 0 && hs.Ended() == len(hs) })
+	if got := all.Last(theTask).State; got != "done" {
 		t.Errorf("the task is %s, want done", got)
 	}
 	f.checkEscalation(ctx, h)
@@ -344,11 +344,11 @@ func asksHuman(ctx context.Context, s *stage) error {
 		Task:  dispatchTask{TaskID: theTask, Agent: "a", MaxRetries: &none, Escalate: "always"},
 		Brief: play(step{Do: doFatal, MS: 20}, step{Do: doDone}),
 	}
-	if _, err := s.boss.dispatch(ctx, d); err != nil {
+	if _, err := s.boss.Dispatch(ctx, d); err != nil {
 		return err
 	}
 	for {
-		v, err := s.boss.call(ctx, "task", "get", map[string]string{"task_id": theTask})
+		v, err := s.boss.Call(ctx, "task", "get", map[string]string{"task_id": theTask})
 		if err != nil {
 			return err
 		}
@@ -359,7 +359,7 @@ func asksHuman(ctx context.Context, s *stage) error {
 			return err
 		}
 	}
-	operator := boss{s.nc, "operator"}
-	_, err := operator.call(ctx, "task", "resume", map[string]string{"task_id": theTask, "verb": "retry", "answer_id": "x"})
+	operator := boss{NC: s.nc, Name: "operator"}
+	_, err := operator.Call(ctx, "task", "resume", map[string]string{"task_id": theTask, "verb": "retry", "answer_id": "x"})
 	return err
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"parley/test/rig"
 )
 
 // testFleet is a fleet of real processes.
@@ -35,13 +37,18 @@ func newFleet(tb testing.TB, workers string) *testFleet {
 		}
 	}
 	f.startBroker(workers, "-1")
+	f.connect()
+	return f
+}
+
+func (f *testFleet) connect() {
+	f.tb.Helper()
 	nc, err := nats.Connect(f.url, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.Name("e2e"))
 	if err != nil {
-		tb.Fatal(err)
+		f.tb.Fatal(err)
 	}
-	tb.Cleanup(nc.Close)
+	f.tb.Cleanup(nc.Close)
 	f.nc = nc
-	return f
 }
 
 func (f *testFleet) startBroker(workers, port string) {
@@ -109,7 +116,7 @@ func (f *testFleet) agents(name string, c cast) *process {
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		f.tb.Fatal(err)
 	}
-	return start(f.tb, f.dir, program{name: name, path: self, env: []string{agentsEnv + "=" + path}})
+	return start(f.tb, f.dir, program{name: name, path: self, env: []string{rig.AgentsEnv + "=" + path}})
 }
 
 // journals reads every journal of the fleet.
@@ -119,7 +126,11 @@ func (f *testFleet) journals() [][]entry {
 	if err != nil {
 		f.tb.Fatal(err)
 	}
-	return readJournals(f.tb, paths...)
+	all, err := rig.ReadJournals(paths...)
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	return all
 }
 
 // heartbeat is what an agent says of itself.

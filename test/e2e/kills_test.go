@@ -63,7 +63,7 @@ func TestKillsWhileWorking(t *testing.T) {
 	f.awaitAgents(ids...)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	b := boss{f.nc, "boss"}
+	b := boss{NC: f.nc, Name: "boss"}
 	var work sync.WaitGroup
 	work.Go(func() { answerAll(ctx, t, b, heard) })
 	var acked []string
@@ -80,23 +80,23 @@ func TestKillsWhileWorking(t *testing.T) {
 		t.Fatal(dispatched)
 	}
 	r := newReader(t, f.nc)
-	r.until(t, "an outcome of every task", 3*patience, func(h history) bool { return h.ended() >= len(tasks) })
+	r.Until(t, "an outcome of every task", 3*patience, func(h history) bool { return h.Ended() >= len(tasks) })
 	took := time.Since(begin)
 	f.awaitIdle(ids...)
 	cancel()
 	work.Wait()
 
-	e := evidence{acked: acked, records: r.whole(t), journals: f.journals(), slots: slots}
-	e.check(t)
-	heard.check(t, e.records)
-	if len(acked) != len(tasks) || len(e.records) != len(tasks) {
-		t.Errorf("%d tasks, %d acknowledged, %d in the stream", len(tasks), len(acked), len(e.records))
+	e := evidence{Acked: acked, Records: r.Whole(t), Journals: f.journals(), Slots: slots}
+	e.Check(t)
+	heard.check(t, e.Records)
+	if len(acked) != len(tasks) || len(e.Records) != len(tasks) {
+		t.Errorf("%d tasks, %d acknowledged, %d in the stream", len(tasks), len(acked), len(e.Records))
 	}
 	if len(plan) > 0 && done[kill] == 0 {
 		t.Error("nothing was killed: this run proves nothing")
 	}
 	fmt.Printf("e2e: kills: seed %d: %s; %d kills, %d sleeps, in %s\n",
-		*seedFlag, e.summary(), done[kill], done[stop], took.Round(100*time.Millisecond))
+		*seedFlag, e.Summary(), done[kill], done[stop], took.Round(100*time.Millisecond))
 }
 
 // chaosTasks makes n tasks, most of which get done at the first attempt.
@@ -129,27 +129,27 @@ func chaosStep(rng *rand.Rand) step {
 	p, ms := rng.IntN(100), rng.IntN(40)
 	switch {
 	case p < 65:
-		return step{doDone, ms}
+		return step{Do: doDone, MS: ms}
 	case p < 80:
-		return step{doDone, 200 + 20*ms}
+		return step{Do: doDone, MS: 200 + 20*ms}
 	case p < 86:
-		return step{doError, ms}
+		return step{Do: doError, MS: ms}
 	case p < 88:
-		return step{doFatal, ms}
+		return step{Do: doFatal, MS: ms}
 	case p < 90:
-		return step{doBlocked, ms}
+		return step{Do: doBlocked, MS: ms}
 	case p < 91:
-		return step{doSilent, 0}
+		return step{Do: doSilent, MS: 0}
 	case p < 92:
-		return step{doReturned, ms}
+		return step{Do: doReturned, MS: ms}
 	case p < 93:
-		return step{doLimited, ms}
+		return step{Do: doLimited, MS: ms}
 	case p < 94:
-		return step{doPartial, ms}
+		return step{Do: doPartial, MS: ms}
 	case p < 97:
-		return step{doArtifact, ms}
+		return step{Do: doArtifact, MS: ms}
 	}
-	return step{doAsk, ms}
+	return step{Do: doAsk, MS: ms}
 }
 
 // dispatchAll dispatches the tasks, spread over a while, every fifth by the raw
@@ -167,7 +167,7 @@ func dispatchAll(ctx context.Context, b boss, tasks []dispatch, over time.Durati
 				if pause(ctx, time.Until(begin.Add(over*time.Duration(i)/time.Duration(len(tasks))))) != nil {
 					return
 				}
-				err := b.give(ctx, tasks[i], i%5 == 0)
+				err := b.Give(ctx, tasks[i], i%5 == 0)
 				mu.Lock()
 				if err != nil {
 					errs = append(errs, err)
@@ -180,48 +180,6 @@ func dispatchAll(ctx context.Context, b boss, tasks []dispatch, over time.Durati
 	}
 	wg.Wait()
 	return acked, errors.Join(errs...)
-}
-
-// give dispatches d by one of the two doors.
-func (b boss) give(ctx context.Context, d dispatch, raw bool) error {
-	if !raw {
-		id, err := b.dispatch(ctx, d)
-		if err == nil && id != d.Task.TaskID {
-			err = fmt.Errorf("task %s was acknowledged as %s", d.Task.TaskID, id)
-		}
-		return err
-	}
-	data, err := json.Marshal(d)
-	if err != nil {
-		return err
-	}
-	return b.drop(ctx, d.Task.TaskID, data)
-}
-
-// summary counts what happened.
-func (e evidence) summary() string {
-	states, codes := map[string]int{}, map[string]int{}
-	attempts, late, begun := 0, 0, 0
-	for task := range e.records {
-		last := e.records.last(task)
-		states[last.State]++
-		attempts += len(last.Facts.Attempts)
-		for _, a := range last.Facts.Attempts {
-			codes[a.Code]++
-		}
-	}
-	for _, list := range e.journals {
-		for _, j := range list {
-			switch {
-			case j.What == wasBegun:
-				begun++
-			case j.What == wasAnswered && j.Code != "ok":
-				late++
-			}
-		}
-	}
-	return fmt.Sprintf("%d tasks ended %v, %d attempts failed %v, %d executions, %d results came too late",
-		len(e.records), states, attempts, codes, begun, late)
 }
 
 // ears hear every event as it is republished.
@@ -291,7 +249,7 @@ func answerAll(ctx context.Context, tb testing.TB, b boss, e *ears) {
 			return
 		case r := <-e.questions:
 			wg.Go(func() {
-				if err := b.answer(ctx, r.TaskID, r.Data.Question.ID, "this one"); err != nil {
+				if err := b.Answer(ctx, r.TaskID, r.Data.Question.ID, "this one"); err != nil {
 					tb.Logf("the answer to question %s of task %s: %v", r.Data.Question.ID, r.TaskID, err)
 				}
 			})

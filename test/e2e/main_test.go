@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"parley/test/rig"
 )
 
 var (
@@ -19,15 +21,16 @@ var (
 	appendsFlag = flag.Int("e2e.appends", 800, "appends of TestAppenders")
 	pointFlag   = flag.String("e2e.point", "", "of TestCrashPoints: sweep this point alone")
 	raceFlag    = flag.Bool("e2e.race", false, "build the binaries under test with the race detector")
+	fixtureFlag = flag.String("e2e.fixture", "", "of TestUpgrade: keep data of this build under this name")
 	keepFlag    = flag.String("e2e.keep", "", "keep journals, logs and data in this directory")
 )
 
 func TestMain(m *testing.M) {
 	// This binary is also the agents of the fleet under test.
-	if path := os.Getenv(agentsEnv); path != "" {
+	if path := os.Getenv(rig.AgentsEnv); path != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		if err := runAgents(ctx, path); err != nil {
+		if err := rig.RunAgents(ctx, path); err != nil {
 			fmt.Fprintln(os.Stderr, "agents:", err)
 			os.Exit(1)
 		}

@@ -135,10 +135,6 @@ func (p *process) waitOutput(what string, ok func(string) bool) string {
 	}
 }
 
-// patience is how long anything may take that takes milliseconds on an idle
-// machine.
-const patience = 30 * time.Second
-
 // signal sends s; a process that has ended does not mind.
 func (p *process) signal(s syscall.Signal) {
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {

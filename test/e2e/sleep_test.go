@@ -14,7 +14,7 @@ import (
 func TestSleepingAgent(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, "registry,router")
-	s := &stage{testFleet: f, boss: boss{f.nc, "boss"}, agents: map[string]*process{}}
+	s := &stage{testFleet: f, boss: boss{NC: f.nc, Name: "boss"}, agents: map[string]*process{}}
 	slots := map[string]int{"a": 1, "b": 1}
 	for a, n := range slots {
 		s.agents[a] = f.agents("agent-"+a, cast{Heartbeat: quick, Try: tryFor, Agents: []actor{{ID: a, Instance: "main", MaxParallel: n}}})
@@ -22,7 +22,7 @@ func TestSleepingAgent(t *testing.T) {
 	f.awaitAgents("a", "b")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	if err := plays(play(step{doDone, 600_000}, step{doDone, 1500}))(ctx, s); err != nil {
+	if err := plays(play(step{Do: doDone, MS: 600_000}, step{Do: doDone, MS: 1500}))(ctx, s); err != nil {
 		t.Fatal(err)
 	}
 	first, err := s.await(ctx, "working")
@@ -32,10 +32,10 @@ func TestSleepingAgent(t *testing.T) {
 	sleeper := s.agents[first.AgentID]
 	sleeper.signal(syscall.SIGSTOP)
 	r := newReader(t, f.nc)
-	second := r.until(t, "another holder", patience, func(h history) bool {
-		last := h.last(theTask)
+	second := r.Until(t, "another holder", patience, func(h history) bool {
+		last := h.Last(theTask)
 		return last.Kind == "working" && last.AgentID != first.AgentID
-	}).last(theTask)
+	}).Last(theTask)
 
 	// The sleeper's own words, said while the other one holds the task.
 	for _, status := range []string{`"done","output":{"nonce":"stale"}`, `"error","error":{"message":"no"}`} {
@@ -56,22 +56,22 @@ func TestSleepingAgent(t *testing.T) {
 	}
 	sleeper.signal(syscall.SIGCONT)
 
-	r.until(t, "the outcome", patience, func(h history) bool { return h.ended() == 1 })
+	r.Until(t, "the outcome", patience, func(h history) bool { return h.Ended() == 1 })
 	f.awaitIdle("a", "b")
-	e := evidence{acked: []string{theTask}, records: r.whole(t), journals: f.journals(), slots: slots}
-	e.check(t)
-	last := e.records.last(theTask)
+	e := evidence{Acked: []string{theTask}, Records: r.Whole(t), Journals: f.journals(), Slots: slots}
+	e.Check(t)
+	last := e.Records.Last(theTask)
 	if last.State != "done" || last.AgentID != second.AgentID || last.Attempt != second.Attempt {
-		t.Errorf("the outcome is not that of attempt %d\n%s%s", second.Attempt, e.records.story(theTask), e.story(theTask))
+		t.Errorf("the outcome is not that of attempt %d\n%s%s", second.Attempt, e.Records.Story(theTask), e.Story(theTask))
 	}
 	dropped := false
-	for _, j := range e.journals {
+	for _, j := range e.Journals {
 		for _, n := range j {
 			dropped = dropped || n.What == wasEnded && n.Agent == first.AgentID && n.Attempt == first.Attempt && n.Status != "done"
 		}
 	}
 	if !dropped {
-		t.Errorf("the sleeper did not drop its work\n%s", e.story(theTask))
+		t.Errorf("the sleeper did not drop its work\n%s", e.Story(theTask))
 	}
 	if took := second.Stored.Sub(first.Stored); took > patience/2 {
 		t.Errorf("the task was given to another after %s", took)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/audit"
 	"parley/subjects/fleet"
@@ -52,13 +53,21 @@ func (c *chain) load(ctx context.Context) error {
 	return nil
 }
 
+// position is how far a stream was read.
+func (c *chain) position(stream string) uint64 {
+	if c.head == nil {
+		return 0
+	}
+	return c.head.Positions[stream]
+}
+
 // begin is after which message a stream is read: where the audit has got to. A
 // stream that was replaced since is read from its beginning.
 func (c *chain) begin(stream string, last uint64) uint64 {
 	if c.head == nil {
 		return 0
 	}
-	after := c.head.Positions[stream]
+	after := c.position(stream)
 	if last < after {
 		c.log.Error("a stream ends before what the audit has read of it: it was replaced, and is read anew",
 			slog.String("stream", stream), slog.Uint64("last_seq", last), slog.Uint64("read_seq", after))
@@ -99,6 +108,9 @@ func (c *chain) try(ctx context.Context, items []item) error {
 	for _, i := range items {
 		if i.seq > positions[i.stream] {
 			positions[i.stream] = i.seq
+			if plant.Sometimes("line_lost", 200) {
+				continue
+			}
 			lines = append(lines, i.lines...)
 		}
 	}
@@ -106,6 +118,9 @@ func (c *chain) try(ctx context.Context, items []item) error {
 		return nil
 	}
 	b := audit.Seal(c.head, audit.Day(time.Now()), positions, lines)
+	if plant.Sometimes("line_edited", 20) {
+		b.Lines[0] += " "
+	}
 	seq, err := c.records.Write(ctx, bus.Record{
 		Subject: subjects.Audit, Expected: c.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(b),
 	})

@@ -126,7 +126,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	begin := map[string]uint64{}
 	for _, s := range sources() {
-		state, err := w.bus.StreamState(ctx, s.stream)
+		state, err := w.bus.StateFrom(ctx, s.stream, c.position(s.stream))
 		if err != nil {
 			return fmt.Errorf("audit: %w", err)
 		}

@@ -78,6 +78,7 @@ func (w *Worker) raise(ctx context.Context, task subjects.TaskID, seq uint64) er
 		return w.waitOver(ctx, task, seq+1)
 	}
 	if rev > 0 {
+		m.rev = rev
 		w.with(func(v *view) { v.put(m) })
 		w.stir()
 	}
@@ -96,6 +97,11 @@ func (w *Worker) waits(ctx context.Context, task subjects.TaskID, seq uint64) (*
 	e, err := fleet.DecodeEvent(m.Data)
 	if err != nil {
 		return nil, bus.Never(err)
+	}
+	if e.Seq < seq {
+		// A leader that is new, or was replaced, does not know it yet. Who took
+		// that for the end of the wait would never tell anybody.
+		return nil, fmt.Errorf("task %s: record %d is not known to the stream's leader yet, %d is the last", task, seq, e.Seq)
 	}
 	// Late spending may have been noted since: it waits all the same.
 	if e.State != fleet.StateInputRequired || e.Facts.Await != fleet.AwaitHuman || cmp.Or(e.Facts.AskedSeq, e.Seq) != seq {

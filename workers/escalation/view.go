@@ -30,6 +30,8 @@ type waiting struct {
 	Group  string            `json:"group"`
 	Labels map[string]string `json:"labels"`
 	Task   fleet.AlertTask   `json:"task"`
+
+	rev uint64 // of its entry: grows with every task that comes
 }
 
 // group is what waits for one cause.
@@ -39,6 +41,7 @@ type group struct {
 	alert  fleet.Alert
 	rev    uint64 // of the alert
 	tasks  map[subjects.TaskID]*fleet.AlertTask
+	newest uint64    // revision of the last task that came
 	due    time.Time // when to look at it; zero: not before it changes
 	dirty  bool
 	busy   bool // its answer is being carried out here
@@ -91,6 +94,7 @@ func (v *view) put(m *waiting) {
 	v.drop(m.Task.TaskID)
 	g := v.group(m.Group, m.Labels)
 	g.tasks[m.Task.TaskID] = &m.Task
+	g.newest = max(g.newest, m.rev)
 	v.byTask[m.Task.TaskID] = g
 }
 
@@ -119,6 +123,7 @@ func (w *Worker) onEntry(e bus.Entry) {
 	case ok:
 		var m waiting
 		if err = json.Unmarshal(e.Value, &m); err == nil {
+			m.rev = e.Revision
 			v.put(&m)
 		}
 	case strings.HasPrefix(e.Key, alertKey):
@@ -153,7 +158,7 @@ func (w *Worker) onEntry(e bus.Entry) {
 
 // state is what the policy looks at.
 func (v *view) state(g *group, now time.Time) policy.Group {
-	s := policy.Group{ID: g.id, Labels: g.labels, Tasks: len(g.tasks), Held: v.held(g, now)}
+	s := policy.Group{ID: g.id, Labels: g.labels, Tasks: len(g.tasks), Newest: g.newest, Held: v.held(g, now)}
 	for _, t := range g.tasks {
 		if r := time.Duration(t.AlertRepeat * float64(time.Second)); r > 0 && (s.Repeat == 0 || r < s.Repeat) {
 			s.Repeat = r

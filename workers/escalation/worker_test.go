@@ -448,3 +448,26 @@ func TestConfig(t *testing.T) {
 		}
 	}
 }
+
+// TestEscalationBeforeItsRecord: an escalation that is heard before the leader
+// knows the record that it tells of is not taken for one whose wait is over.
+func TestEscalationBeforeItsRecord(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, bustest.NewFake(t))
+		e := *w.record("t", "", func(*fleet.Event) {})
+		e.Seq, e.Kind, e.State, e.Facts.Await = 2, fleet.KindHuman, fleet.StateInputRequired, fleet.AwaitHuman
+		e.Reason = &fleet.Reason{Code: subjects.CodeAgentError, Message: "it broke"}
+		if _, err := w.bus.Store(t.Context(), subjects.Escalation(3, "t"), fleet.MustEncode(fleet.NewEscalation(&e, 3)), "t/2", nil); err != nil {
+			t.Fatal(err)
+		}
+		_, stop := w.worker(escalation.Config{})
+		defer stop()
+		time.Sleep(5 * time.Second) // it has heard of it, and there is no such record
+		w.wait("t", "a", subjects.CodeAgentError)
+		time.Sleep(5 * time.Minute)
+		if l := w.list(); len(l) != 1 || l[0].Count != 1 {
+			t.Errorf("alerts = %+v, want one of the task", l)
+		}
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/mesh"
@@ -132,6 +133,11 @@ func (w *Worker) hand(ctx context.Context, s step) error {
 	a.State, a.Attempt, a.InstanceID, a.Epoch, a.Reason = mesh.Delivering, a.Attempt+1, s.to.id, s.of, nil
 	rev, err := w.write(ctx, a, rev)
 	if err != nil {
+		return err
+	}
+	if plant.Sometimes("letter_lost", 20) {
+		a.State = mesh.Processed
+		_, err = w.write(ctx, a, rev)
 		return err
 	}
 	data, err := w.letter(ctx, s.entry, a.Attempt)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -231,6 +232,12 @@ func (w *Worker) apiCancel(ctx context.Context, from subjects.AgentID, data []by
 	n, err := w.change(ctx, req.TaskID, func(v *view) (*fleet.Event, error) {
 		before = v.ev
 		if v.ev.State.Terminal() {
+			return nil, nil
+		}
+		if plant.Bug("cancel_lost") {
+			lie := *v.ev
+			lie.State = fleet.StateCanceled
+			v.ev = &lie
 			return nil, nil
 		}
 		return canceled(v.ev, from, req.Reason, time.Now().UTC()), nil

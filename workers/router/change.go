@@ -11,6 +11,7 @@ import (
 
 	"parley/bus"
 	"parley/bus/crash"
+	"parley/bus/plant"
 	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -149,6 +150,9 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 	}
 	w.figures.count(n)
 	cur.lastSeq = seq
+	if n.Kind == fleet.KindWorking && plant.Sometimes("two_leases", 50) {
+		return w.store(ctx, &view{ev: n, lastSeq: seq, firstSeq: cur.firstSeq}, working(n, holderOf(n), time.Now()))
+	}
 	if n.Seq == 1 {
 		cur.firstSeq = seq
 	}

@@ -14,6 +14,7 @@ import (
 
 	"parley/bus"
 	"parley/bus/crash"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -61,6 +62,9 @@ func (w *Worker) admit() error {
 // the dispatch does not say.
 func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, raw []byte, id subjects.TaskID) (n *fleet.Event, duplicate bool, err error) {
 	crash.Point("after_decode")
+	if plant.Bug("sender_forged") && d.From != "" {
+		from = d.From
+	}
 	if d.From != "" && d.From != from {
 		return nil, false, subjects.Errorf(subjects.CodeForbidden, "from is %s, the subject says %s", d.From, from).
 			At("/from").WithRemedy("leave from out: the subject alone says who writes")
@@ -88,6 +92,9 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 	d.Header = fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version}
 	if n.Data.Dispatch, err = fleet.Encode(d); err != nil {
 		return nil, false, err
+	}
+	if plant.Sometimes("dispatch_lost", 50) {
+		return n, false, nil
 	}
 	err = w.store(ctx, &view{}, n)
 	if errors.Is(err, bus.ErrConflict) {
@@ -154,6 +161,9 @@ func (w *Worker) claimKey(ctx context.Context, from subjects.AgentID, key string
 	name := string(from) + "." + hex.EncodeToString(sum[:])
 	_, err := w.idem.Create(ctx, name, fleet.MustEncode(claimed{id, hash}), idemTTL)
 	if err == nil {
+		return id, nil
+	}
+	if plant.Bug("key_ignored") {
 		return id, nil
 	}
 	if !errors.Is(err, bus.ErrExists) {

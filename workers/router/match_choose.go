@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"parley/bus/plant"
 	"parley/subjects"
 )
 
@@ -62,7 +63,7 @@ func (f *Fleet) CanNow(c *Class, in *Instance, now time.Time) bool {
 // fits reports whether in has what c asks for.
 func (f *Fleet) fits(c *Class, in *Instance) bool {
 	if c.above(in) < 0 ||
-		len(c.only) > 0 && !slices.Contains(c.only, in.Agent) || slices.Contains(c.not, in.Agent) {
+		len(c.only) > 0 && !slices.Contains(c.only, in.Agent) || slices.Contains(c.not, in.Agent) && !plant.Bug("failed_again") {
 		return false
 	}
 	for _, t := range c.tools {
@@ -76,7 +77,7 @@ func (f *Fleet) fits(c *Class, in *Instance) bool {
 		}
 	}
 	for _, l := range c.label {
-		if !f.has(in, l) {
+		if !f.has(in, l) && !plant.Bug("label_ignored") {
 			return false
 		}
 	}
@@ -116,7 +117,7 @@ func (f *Fleet) narrow(c *Class, b bitmap, mcp featureKind) bool {
 		b.and(only)
 	}
 	for _, id := range c.not {
-		if a := f.agents[id]; a != nil {
+		if a := f.agents[id]; a != nil && !plant.Bug("failed_again") {
 			a.places.andNot(b)
 		}
 	}
@@ -131,7 +132,7 @@ func (f *Fleet) narrow(c *Class, b bitmap, mcp featureKind) bool {
 		}
 	}
 	for _, l := range c.label {
-		if !f.keep(b, l) {
+		if !plant.Bug("label_ignored") && !f.keep(b, l) {
 			return false
 		}
 	}

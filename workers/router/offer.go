@@ -10,6 +10,7 @@ import (
 
 	"parley/bus"
 	"parley/bus/crash"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -24,7 +25,7 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 		w.log.Warn("read a task to offer it", slog.String("task_id", string(o.task)), slog.Any("error", err))
 		return
 	}
-	if now := time.Now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) {
+	if now := time.Now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") {
 		return
 	}
 	dispatch, err := w.dispatchOf(ctx, cur)
@@ -195,7 +196,7 @@ func (w *Worker) timeOut(ctx context.Context, t timedOut) {
 	w.end(ctx, t.task, func(v *view) *fleet.Event {
 		now := time.Now().UTC()
 		switch ends := v.ev.Facts.AttemptEnds; {
-		case !v.ev.Facts.Deadline.After(now):
+		case !v.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored"):
 			return expired(v.ev, now)
 		case waitsForHuman(v.ev):
 			return unanswered(v.ev, w.terms(v.ev), now)

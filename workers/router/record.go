@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"parley/bus/plant"
 	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -85,6 +86,9 @@ func refused(id subjects.TaskID, from subjects.AgentID, why *subjects.Error, now
 func next(e *fleet.Event, kind string, state fleet.State, now time.Time) *fleet.Event {
 	n := *e
 	n.Seq++
+	if plant.Sometimes("seq_gap", 100) {
+		n.Seq++
+	}
 	n.Kind, n.State, n.Time = kind, state, now
 	n.Reason, n.Data, n.WriteID, n.Unknown = nil, fleet.Data{}, "", nil
 	return &n
@@ -144,6 +148,9 @@ func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Even
 		Ended: now, Code: f.code, Message: clip(f.message, 2000), Retryable: f.retryable, Tokens: f.tokens,
 	})
 	s := ladder(&n, set)
+	if plant.Bug("retry_forever") {
+		s.Policy.MaxRetries += 10
+	}
 	s.Gone, s.RetryAfter = f.gone, f.retryAfter
 	return climb(&n, s, f.result, now)
 }
@@ -197,8 +204,12 @@ func barred(e *fleet.Event, set settings, now time.Time) *fleet.Event {
 func ladder(e *fleet.Event, set settings) escalation.State {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(e.TaskID))
+	deadline := e.Facts.Deadline
+	if plant.Bug("deadline_ignored") {
+		deadline = deadline.Add(time.Hour)
+	}
 	return escalation.State{
-		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: e.Facts.Deadline,
+		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: deadline,
 		TokenBudget: e.Facts.TokenBudget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
 		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
 	}
@@ -263,6 +274,9 @@ func done(e *fleet.Event, r *fleet.Result, now time.Time) *fleet.Event {
 	}
 	n := outcome(e, state, now)
 	n.Facts.TokensSpent += r.TokensSpent
+	if plant.Sometimes("stranger_counts", 50) {
+		n.AgentID = "somebody"
+	}
 	res := *r
 	sign(&res, n)
 	n.Data.Result = fleet.MustEncode(&res)

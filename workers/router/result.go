@@ -12,6 +12,7 @@ import (
 
 	"parley/bus"
 	"parley/bus/crash"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -197,6 +198,9 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 		case behind:
 			return nil, errBehind
 		case late:
+			if plant.Bug("second_outcome") && v.ev.State.Terminal() {
+				return done(v.ev, r, now), nil
+			}
 			if n := spentLate(v.ev, c, r.TokensSpent, now); n != nil {
 				refusal = lateResult(v.ev, c)
 				return n, nil
@@ -230,6 +234,9 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 				code: subjects.CodeResultInvalid, message: err.Error(), retryable: true,
 				tokens: r.TokensSpent, result: fleet.MustEncode(r),
 			}), nil
+		}
+		if plant.Sometimes("result_lost", 50) {
+			return nil, nil
 		}
 		return done(v.ev, r, now), nil
 	})

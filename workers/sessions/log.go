@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -171,6 +172,9 @@ func (w *Worker) append(ctx context.Context, r *handshake.Record, after *uint64)
 		}
 		r.Version = l.version + 1
 		r.Entry.Version = 0
+		if plant.Sometimes("append_lost", 50) {
+			return r.Version, false, nil
+		}
 		seq, err := w.records.Write(ctx, bus.Record{
 			Subject: subjects.Context(r.SessionID), Expected: l.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(r),
 			Header: bus.Header{subjects.HeaderTask: {string(r.Entry.TaskID)}},

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -107,12 +108,19 @@ func (s *sender) exchange(ctx context.Context, ep *endpoint, d *fleet.Delivery, 
 	for name, value := range headers {
 		req.Header.Set(name, value)
 	}
+	if plant.Bug("body_changes") {
+		req.Body = io.NopCloser(strings.NewReader(string(d.Body) + strconv.Itoa(now.Nanosecond())))
+		req.ContentLength = -1
+	}
 	id, stamp := string(d.DeliveryID), strconv.FormatInt(now.Unix(), 10)
 	req.Header.Set("Content-Type", d.ContentType)
 	req.Header.Set("User-Agent", s.agent)
 	req.Header.Set("Idempotency-Key", id)
 	req.Header.Set("Webhook-Id", id)
 	req.Header.Set("Webhook-Timestamp", stamp)
+	if plant.Sometimes("sign_wrong", 2) {
+		stamp += "1"
+	}
 	if len(ep.keys) > 0 {
 		req.Header.Set("Webhook-Signature", sign(ep.keys, id, stamp, d.Body))
 	}

@@ -1,4 +1,4 @@
-package e2e_test
+package rig
 
 import (
 	"context"
@@ -13,9 +13,13 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// record is one record of a task, with just what the checker looks at. It is
+// Patience is how long anything may take that takes milliseconds on an idle
+// machine.
+const Patience = 30 * time.Second
+
+// Record is one record of a task, with just what the checker looks at. It is
 // declared here once more, so that a mistake in the fleet's own decoder shows.
-type record struct {
+type Record struct {
 	StreamSeq  uint64    `json:"-"`
 	Stored     time.Time `json:"-"`
 	Subject    string    `json:"-"` // the task it was stored under
@@ -28,6 +32,7 @@ type record struct {
 	InstanceID string    `json:"instance_id"`
 	Epoch      int64     `json:"epoch"`
 	WriteID    string    `json:"write_id"`
+	Time       time.Time `json:"time"` // when the router decided
 	Reason     struct {
 		Code    string `json:"code"`
 		Message string `json:"message"`
@@ -48,16 +53,18 @@ type record struct {
 	} `json:"data"`
 	Facts struct {
 		From     string    `json:"from"`
+		RunID    string    `json:"run_id"`
 		Deadline time.Time `json:"deadline"`
 		Policy   struct {
 			MaxRetries int `json:"max_retries"`
 		} `json:"policy"`
-		Attempts []pastAttempt `json:"attempts"`
+		Attempts []PastAttempt `json:"attempts"`
 		Await    string        `json:"await"`
 	} `json:"facts"`
 }
 
-type pastAttempt struct {
+// PastAttempt is an attempt that has ended.
+type PastAttempt struct {
 	Attempt    int    `json:"attempt"`
 	AgentID    string `json:"agent_id"`
 	InstanceID string `json:"instance_id"`
@@ -66,16 +73,17 @@ type pastAttempt struct {
 	Level      int    `json:"level"`
 }
 
-// nonce is that of the execution whose result the record holds.
-func (r *record) nonce() string {
-	var o output
+// Nonce is that of the execution whose result the record holds.
+func (r *Record) Nonce() string {
+	var o Output
 	if r.Data.Result == nil || json.Unmarshal(r.Data.Result.Output, &o) != nil {
 		return ""
 	}
 	return o.Nonce
 }
 
-func (r *record) terminal() bool {
+// Terminal reports whether the task has ended.
+func (r *Record) Terminal() bool {
 	switch r.State {
 	case "done", "partial", "error", "blocked", "canceled", "expired":
 		return true
@@ -83,76 +91,77 @@ func (r *record) terminal() bool {
 	return false
 }
 
-// held reports whether somebody has the task in hand.
-func (r *record) held() bool {
+// Held reports whether somebody has the task in hand.
+func (r *Record) Held() bool {
 	return r.State == "working" || r.State == "input_required" && r.Facts.Await == "agent_question"
 }
 
-// history is the records of every task, in the order of the stream.
-type history map[string][]record
+// History is the records of every task, in the order of the stream.
+type History map[string][]Record
 
-// last is the latest record of a task.
-func (h history) last(task string) record {
+// Last is the latest record of a task.
+func (h History) Last(task string) Record {
 	list := h[task]
 	if len(list) == 0 {
-		return record{}
+		return Record{}
 	}
 	return list[len(list)-1]
 }
 
-// ended counts the tasks that have ended.
-func (h history) ended() (n int) {
+// Ended counts the tasks that have ended.
+func (h History) Ended() (n int) {
 	for task := range h {
-		if r := h.last(task); r.terminal() {
+		if r := h.Last(task); r.Terminal() {
 			n++
 		}
 	}
 	return n
 }
 
-// reader reads the task records from the stream itself.
-type reader struct {
-	js   jetstream.JetStream
-	next uint64
-	all  history
+// Reader reads the task records from the stream itself.
+type Reader struct {
+	JS   jetstream.JetStream
+	Next uint64
+	All  History
 }
 
-func newReader(tb testing.TB, nc *nats.Conn) *reader {
+// NewReader reads from the beginning.
+func NewReader(tb testing.TB, nc *nats.Conn) *Reader {
 	tb.Helper()
 	js, err := jetstream.New(nc)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return &reader{js: js, next: 1, all: history{}}
+	return &Reader{JS: js, Next: 1, All: History{}}
 }
 
-// catchUp reads what has been stored since it was last called.
-func (r *reader) catchUp(ctx context.Context) error {
+// CatchUp reads what has been stored since it was last called.
+func (r *Reader) CatchUp(ctx context.Context) error {
 	for {
-		s, err := r.js.Stream(ctx, "FLEET_TASKS")
+		s, err := r.JS.Stream(ctx, "FLEET_TASKS")
 		if err != nil {
 			return err
 		}
 		for {
-			m, err := s.GetMsg(ctx, r.next, jetstream.WithGetMsgSubject("fleet.task.>"))
+			m, err := s.GetMsg(ctx, r.Next, jetstream.WithGetMsgSubject("fleet.task.>"))
 			if errors.Is(err, jetstream.ErrMsgNotFound) {
 				return nil
 			}
 			if err != nil {
 				return err
 			}
-			rec := record{StreamSeq: m.Sequence, Stored: m.Time, Subject: strings.TrimPrefix(m.Subject, "fleet.task.")}
+			rec := Record{StreamSeq: m.Sequence, Stored: m.Time, Subject: strings.TrimPrefix(m.Subject, "fleet.task.")}
 			if err := json.Unmarshal(m.Data, &rec); err != nil {
 				return fmt.Errorf("record %d: %w", m.Sequence, err)
 			}
-			r.all[rec.Subject] = append(r.all[rec.Subject], rec)
-			r.next = m.Sequence + 1
+			r.All[rec.Subject] = append(r.All[rec.Subject], rec)
+			r.Next = m.Sequence + 1
 		}
 	}
 }
 
-// until reads on until ok is content with what is there.
-func (r *reader) until(tb testing.TB, what string, within time.Duration, ok func(history) bool) history {
+// Until reads on until ok is content with what is there.
+func (r *Reader) Until(tb testing.TB, what string, within time.Duration, ok func(History) bool) History {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(tb.Context(), within)
 	defer cancel()
@@ -160,44 +169,44 @@ func (r *reader) until(tb testing.TB, what string, within time.Duration, ok func
 	defer tick.Stop()
 	var err error
 	for {
-		if err = r.catchUp(ctx); err == nil && ok(r.all) {
-			return r.all
+		if err = r.CatchUp(ctx); err == nil && ok(r.All) {
+			return r.All
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			tb.Fatalf("%s: not within %s (%d tasks, %d ended, last error %v)%s",
-				what, within, len(r.all), r.all.ended(), err, r.all.unfinished(5))
+				what, within, len(r.All), r.All.Ended(), err, r.All.Unfinished(5))
 		}
 	}
 }
 
-// whole reads the stream from its beginning.
-func (r *reader) whole(tb testing.TB) history {
+// Whole reads the stream from its beginning.
+func (r *Reader) Whole(tb testing.TB) History {
 	tb.Helper()
-	fresh := &reader{js: r.js, next: 1, all: history{}}
-	ctx, cancel := context.WithTimeout(tb.Context(), patience)
+	fresh := &Reader{JS: r.JS, Next: 1, All: History{}}
+	ctx, cancel := context.WithTimeout(tb.Context(), Patience)
 	defer cancel()
-	if err := fresh.catchUp(ctx); err != nil {
+	if err := fresh.CatchUp(ctx); err != nil {
 		tb.Fatalf("read the stream: %v", err)
 	}
-	return fresh.all
+	return fresh.All
 }
 
-// unfinished tells of some tasks that have not ended.
-func (h history) unfinished(n int) string {
+// Unfinished tells of some tasks that have not ended.
+func (h History) Unfinished(n int) string {
 	var b strings.Builder
 	for task := range h {
-		if r := h.last(task); !r.terminal() && n > 0 {
+		if r := h.Last(task); !r.Terminal() && n > 0 {
 			n--
-			fmt.Fprintf(&b, "\n%s", h.story(task))
+			fmt.Fprintf(&b, "\n%s", h.Story(task))
 		}
 	}
 	return b.String()
 }
 
-// story tells what happened to a task, for a person.
-func (h history) story(task string) string {
+// Story tells what happened to a task, for a person.
+func (h History) Story(task string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "task %s:", task)
 	for _, r := range h[task] {
@@ -206,7 +215,7 @@ func (h history) story(task string) string {
 		if r.Reason.Code != "" {
 			fmt.Fprintf(&b, " (%s: %s)", r.Reason.Code, r.Reason.Message)
 		}
-		if n := r.nonce(); n != "" {
+		if n := r.Nonce(); n != "" {
 			fmt.Fprintf(&b, " nonce %s", n)
 		}
 	}

@@ -1,4 +1,4 @@
-package e2e_test
+package rig
 
 import (
 	"context"
@@ -15,23 +15,25 @@ import (
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/mesh"
 	"parley/workers/agent"
 )
 
-// agentsEnv names the file that tells this binary which agents to be.
-const agentsEnv = "PARLEY_E2E_AGENTS"
+// AgentsEnv names the file that tells this binary which agents to be.
+const AgentsEnv = "PARLEY_E2E_AGENTS"
 
-// cast is the agents of one process.
-type cast struct {
+// Cast is the agents of one process.
+type Cast struct {
 	URL       string        `json:"url"`
 	Journal   string        `json:"journal"`
+	Fsync     bool          `json:"fsync"` // each line of the journal is on the disk before what it tells happens
 	Heartbeat time.Duration `json:"heartbeat"`
 	Try       time.Duration `json:"try"` // how long one report to a router may take; 0 leaves it to the harness
-	Agents    []actor       `json:"agents"`
+	Agents    []Actor       `json:"agents"`
 }
 
-// actor is one agent instance.
-type actor struct {
+// Actor is one agent instance.
+type Actor struct {
 	ID          string            `json:"id"`
 	Instance    string            `json:"instance"` // "" for a new one in each process
 	MaxParallel int               `json:"max_parallel"`
@@ -39,17 +41,17 @@ type actor struct {
 	Spool       string            `json:"spool"`
 }
 
-// runAgents is the life of a process of agents, until ctx ends.
-func runAgents(ctx context.Context, path string) error {
+// RunAgents is the life of a process of agents, until ctx ends.
+func RunAgents(ctx context.Context, path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
-	var c cast
+	var c Cast
 	if err := json.Unmarshal(data, &c); err != nil {
 		return err
 	}
-	j, err := openJournal(c.Journal)
+	j, err := OpenJournal(c.Journal, c.Fsync)
 	if err != nil {
 		return err
 	}
@@ -62,11 +64,11 @@ func runAgents(ctx context.Context, path string) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(c.Agents))
 	for i, a := range c.Agents {
-		p := &player{cast: c, id: a.ID, journal: j}
+		p := &player{Cast: c, id: a.ID, journal: j}
 		w, err := agent.New(agent.Config{
 			ID: subjects.AgentID(a.ID), Instance: subjects.InstanceID(a.Instance), Labels: a.Labels,
 			MaxParallel: a.MaxParallel, Heartbeat: c.Heartbeat, Grace: 2 * time.Second, HandIn: 2 * time.Second,
-			Spool: a.Spool, Bus: spy{b, p}, Log: log, Handler: p,
+			Spool: a.Spool, Bus: spy{b, p}, Log: log, Handler: p, Inbox: agent.InboxFunc(p.receive), MaxMessages: 4,
 		})
 		if err != nil {
 			return err
@@ -80,31 +82,31 @@ func runAgents(ctx context.Context, path string) error {
 
 // player plays the scripts of the tasks that it is given, and keeps a journal.
 type player struct {
-	cast     cast
+	Cast     Cast
 	id       string
 	instance string
 	epoch    int64
-	journal  *journal
+	journal  *Journal
 }
 
-func (p *player) note(e entry) {
+func (p *player) note(e Entry) {
 	e.Agent, e.Instance, e.Epoch = p.id, p.instance, p.epoch
-	p.journal.write(e)
+	p.journal.Write(e)
 }
 
-// output is what an execution hands in: its nonce tells it from all others.
-type output struct {
+// Output is what an execution hands in: its nonce tells it from all others.
+type Output struct {
 	Nonce  string `json:"nonce"`
 	Answer string `json:"answer,omitempty"`
 }
 
 // Handle implements agent.Handler.
 func (p *player) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error) {
-	o := output{Nonce: rand.Text()}
-	e := entry{What: wasBegun, Task: string(t.ID()), Attempt: t.Dispatch.Attempt, Nonce: o.Nonce}
+	o := Output{Nonce: rand.Text()}
+	e := Entry{What: WasBegun, Task: string(t.ID()), Attempt: t.Dispatch.Attempt, Nonce: o.Nonce}
 	p.note(e)
 	r, err := p.perform(ctx, t, &o)
-	e.What, e.Status = wasEnded, string(r.Status)
+	e.What, e.Status = WasEnded, string(r.Status)
 	if err != nil {
 		e.Status = err.Error()
 	}
@@ -114,9 +116,15 @@ func (p *player) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error
 	return r, err
 }
 
-func (p *player) perform(ctx context.Context, t *agent.Task, o *output) (fleet.Result, error) {
-	s := stepAt(t.Dispatch.Brief, t.Dispatch.Attempt)
-	if err := pause(ctx, s.delay()); err != nil {
+// receive deals with a message of the mesh: it notes it, and answers.
+func (p *player) receive(_ context.Context, m *mesh.Message) (agent.LetterReply, error) {
+	p.note(Entry{What: WasLetter, Task: string(m.MessageID), Attempt: m.Attempt, From: string(m.From)})
+	return agent.LetterReply{Text: "re " + m.Text}, nil
+}
+
+func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.Result, error) {
+	s := StepAt(t.Dispatch.Brief, t.Dispatch.Attempt)
+	if err := Pause(ctx, s.delay()); err != nil {
 		return fleet.Result{}, err
 	}
 	failure := func(f agent.Fail) (fleet.Result, error) {
@@ -124,28 +132,28 @@ func (p *player) perform(ctx context.Context, t *agent.Task, o *output) (fleet.R
 		return fleet.Result{}, &f
 	}
 	switch s.Do {
-	case doDone:
-	case doPartial:
+	case DoDone:
+	case DoPartial:
 		return fleet.Result{Status: fleet.StatusPartial, Remaining: []string{"the rest"}}, nil
-	case doError:
+	case DoError:
 		return failure(agent.Fail{Retryable: true})
-	case doFatal:
+	case DoFatal:
 		return failure(agent.Fail{})
-	case doLimited:
+	case DoLimited:
 		return failure(agent.Fail{Code: subjects.CodeRateLimited, RetryAfter: time.Second})
-	case doReturned:
+	case DoReturned:
 		return failure(agent.Fail{Code: subjects.CodeAgentBusy, Retryable: true})
-	case doBlocked:
+	case DoBlocked:
 		return fleet.Result{}, agent.Blocked("the script says " + s.Do)
-	case doSilent:
+	case DoSilent:
 		<-ctx.Done()
 		return fleet.Result{}, context.Cause(ctx)
-	case doArtifact:
+	case DoArtifact:
 		text := "a piece"
 		if err := t.Artifact(ctx, fleet.Artifact{ArtifactID: o.Nonce, Parts: []fleet.Part{{Text: &text}}}); err != nil {
 			return fleet.Result{}, err
 		}
-	case doAsk:
+	case DoAsk:
 		answer, err := t.AskFor(ctx, fleet.Question{ID: o.Nonce, Text: "which?"})
 		if err != nil {
 			return fleet.Result{}, err
@@ -157,7 +165,8 @@ func (p *player) perform(ctx context.Context, t *agent.Task, o *output) (fleet.R
 	return fleet.Result{Status: fleet.StatusDone}, nil
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+// Pause waits for d, or until ctx ends.
+func Pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -192,9 +201,9 @@ func (s spy) Subscribe(subject, queue string, fn func(bus.Msg)) (*bus.Subscripti
 		}
 		_ = json.Unmarshal(m.Data, &about) // the harness refuses what is no JSON
 		if strings.HasPrefix(subject, "fleet.offer.") {
-			s.p.note(entry{What: wasOffered, Task: about.Task.ID, Attempt: about.Attempt})
+			s.p.note(Entry{What: WasOffered, Task: about.Task.ID, Attempt: about.Attempt})
 		} else {
-			s.p.note(entry{What: wasControl, Task: about.TaskID, Attempt: about.Attempt, Code: about.Action, Status: about.Reason.Code})
+			s.p.note(Entry{What: WasControl, Task: about.TaskID, Attempt: about.Attempt, Code: about.Action, Status: about.Reason.Code})
 		}
 		fn(m)
 	})
@@ -202,8 +211,8 @@ func (s spy) Subscribe(subject, queue string, fn func(bus.Msg)) (*bus.Subscripti
 
 // RequestUntil notes results and what they were answered.
 func (s spy) RequestUntil(ctx context.Context, subject string, data []byte, h bus.Header, try time.Duration, retry func(bus.Msg) bool) (bus.Msg, error) {
-	if s.p.cast.Try > 0 {
-		try = min(try, s.p.cast.Try)
+	if s.p.Cast.Try > 0 {
+		try = min(try, s.p.Cast.Try)
 	}
 	if !strings.HasPrefix(subject, "fleet.result.") {
 		return s.Bus.RequestUntil(ctx, subject, data, h, try, retry)
@@ -212,12 +221,12 @@ func (s spy) RequestUntil(ctx context.Context, subject string, data []byte, h bu
 		TaskID  string `json:"task_id"`
 		Attempt int    `json:"attempt"`
 		Status  string `json:"status"`
-		Output  output `json:"output"`
+		Output  Output `json:"output"`
 	}
 	if err := json.Unmarshal(data, &r); err != nil {
 		return bus.Msg{}, err
 	}
-	e := entry{What: wasSent, Task: r.TaskID, Attempt: r.Attempt, Status: r.Status, Nonce: r.Output.Nonce}
+	e := Entry{What: WasSent, Task: r.TaskID, Attempt: r.Attempt, Status: r.Status, Nonce: r.Output.Nonce}
 	s.p.note(e)
 	m, err := s.Bus.RequestUntil(ctx, subject, data, h, try, retry)
 	if err != nil {
@@ -233,7 +242,7 @@ func (s spy) RequestUntil(ctx context.Context, subject string, data []byte, h bu
 	if err := json.Unmarshal(m.Data, &a); err != nil {
 		return m, err
 	}
-	e.What, e.Code, e.State = wasAnswered, a.Error.Code, a.State
+	e.What, e.Code, e.State = WasAnswered, a.Error.Code, a.State
 	if a.OK {
 		e.Code = "ok"
 	}

@@ -1,19 +1,19 @@
-package e2e_test
+package rig
 
 import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"sync"
-	"testing"
 	"time"
 )
 
-// entry is one line of a journal: what one agent instance saw or did. It is
+// Entry is one line of a journal: what one agent instance saw or did. It is
 // written with one write before (or as) it happens, so SIGKILL loses nothing
 // that others may know of.
-type entry struct {
+type Entry struct {
 	At       int64  `json:"at"` // ns
 	What     string `json:"what"`
 	Agent    string `json:"agent"`
@@ -24,31 +24,38 @@ type entry struct {
 	Nonce    string `json:"nonce,omitempty"`  // of one execution
 	Status   string `json:"status,omitempty"` // of the result
 	Code     string `json:"code,omitempty"`   // of the answer, "ok" when it counted
+	From     string `json:"from,omitempty"`   // of a letter
 	State    string `json:"state,omitempty"`  // of the task, by the answer
 }
 
 // What an entry says.
 const (
-	wasOffered  = "offered"  // an offer came in
-	wasBegun    = "begun"    // an execution began
-	wasEnded    = "ended"    // it returned
-	wasSent     = "sent"     // a result is about to be handed in
-	wasAnswered = "answered" // and was answered
-	wasControl  = "control"  // a router said something; Code says what
+	WasOffered  = "offered"  // an offer came in
+	WasBegun    = "begun"    // an execution began
+	WasEnded    = "ended"    // it returned
+	WasSent     = "sent"     // a result is about to be handed in
+	WasAnswered = "answered" // and was answered
+	WasLetter   = "letter"   // a message of the mesh was dealt with; Task is its id, From its sender
+	WasControl  = "control"  // a router said something; Code says what
 )
 
-// journal is a file of entries that several agents of one process write.
-type journal struct {
+// Journal is a file of entries that several agents of one process write.
+type Journal struct {
 	mu sync.Mutex
 	f  *os.File // guarded by mu: lines are in the order of events
+
+	fsync bool
 }
 
-func openJournal(path string) (*journal, error) {
+// OpenJournal opens a journal to append to it; with fsync every line is on the
+// disk before Write returns.
+func OpenJournal(path string, fsync bool) (*Journal, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	return &journal{f: f}, err
+	return &Journal{f: f, fsync: fsync}, err
 }
 
-func (j *journal) write(e entry) {
+// Write appends e, as of now.
+func (j *Journal) Write(e Entry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	e.At = time.Now().UnixNano()
@@ -56,34 +63,35 @@ func (j *journal) write(e entry) {
 	if err == nil {
 		_, err = j.f.Write(append(line, '\n'))
 	}
+	if err == nil && j.fsync {
+		err = j.f.Sync()
+	}
 	if err != nil {
 		panic(err) // an agent without a journal proves nothing
 	}
 }
 
-// readJournals reads the journals of several processes. A line that a kill cut
+// ReadJournals reads the journals of several processes. A line that a kill cut
 // short is not there.
-func readJournals(tb testing.TB, paths ...string) [][]entry {
-	tb.Helper()
-	var all [][]entry
+func ReadJournals(paths ...string) (all [][]Entry, err error) {
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if os.IsNotExist(err) {
 			continue
 		}
 		if err != nil {
-			tb.Fatal(err)
+			return nil, err
 		}
-		var list []entry
+		var list []Entry
 		lines := bufio.NewScanner(bytes.NewReader(data))
 		for lines.Scan() {
-			var e entry
+			var e Entry
 			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-				tb.Fatalf("%s: %v: %q", path, err, lines.Text())
+				return nil, fmt.Errorf("%s: %w: %q", path, err, lines.Text())
 			}
 			list = append(list, e)
 		}
 		all = append(all, list)
 	}
-	return all
+	return all, nil
 }

@@ -1,0 +1,9 @@
+//go:build !planted
+
+package plant
+
+// Bug is false in this build.
+func Bug(string) bool { return false }
+
+// Sometimes is false in this build.
+func Sometimes(string, uint64) bool { return false }

@@ -1,0 +1,73 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var (
+	timeFlag = flag.Duration("chaos.time", 40*time.Second, "how long TestChaos lets faults happen; 0 skips it")
+	seedFlag = flag.Uint64("chaos.seed", 0, "its seed; 0 takes a new one")
+	rateFlag = flag.Float64("chaos.rate", 50, "its plain tasks a second")
+	planted  = flag.Bool("chaos.planted", false, "plant every bug in turn, and see that it is found")
+)
+
+// programs builds this program and the one under test, without the race
+// detector: a run of theirs is about time.
+func programs(t *testing.T) (chaos, parley string) {
+	t.Helper()
+	dir := t.TempDir()
+	chaos, parley = filepath.Join(dir, "chaos"), filepath.Join(dir, "parley")
+	for _, args := range [][]string{{"-o", chaos, "./test/chaos"}, {"-tags=crashpoints,planted", "-o", parley, "./cmd/parley"}} {
+		cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-buildvcs=false"}, args...)...)
+		cmd.Dir = "../.."
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("build: %v\n%s", err, out)
+		}
+	}
+	return chaos, parley
+}
+
+// run runs the program to its end; ^C first, so that it cleans up, when the
+// test is out of time.
+func run(t *testing.T, chaos string, limit time.Duration, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, chaos, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 30 * time.Second
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// TestChaos is a short run with all kinds of faults. A long one is made by
+// hand: make chaos.
+func TestChaos(t *testing.T) {
+	if *timeFlag == 0 || testing.Short() {
+		t.Skip("not asked for")
+	}
+	chaos, parley := programs(t)
+	seed := *seedFlag
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	out, err := run(t, chaos, *timeFlag+15*time.Minute, "-parley", parley, "-time", timeFlag.String(),
+		"-seed", strconv.FormatUint(seed, 10), "-rate", strconv.FormatFloat(*rateFlag, 'f', -1, 64))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	_, _ = os.Stdout.WriteString(out)
+}

@@ -1,0 +1,332 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"parley/test/rig"
+)
+
+// checkHumans checks that whatever waits for a human is told, once in the
+// stream, under ids whose bodies never change, and signed.
+func (f *findings) checkHumans() {
+	wh, err := standardwebhooks.NewWebhook(hookSecret)
+	if err != nil {
+		f.fault("8 humans", "secret", "%v", err)
+		return
+	}
+	bodies, named := map[string][]byte{}, map[string]bool{}
+	for i := range f.calls {
+		c := &f.calls[i]
+		if c.Op != "call" {
+			continue
+		}
+		f.counts["webhook calls"]++
+		sign := strings.Split(c.Text, "\n")
+		h := http.Header{}
+		h.Set("webhook-id", sign[0])
+		h.Set("webhook-timestamp", sign[1])
+		h.Set("webhook-signature", sign[2])
+		if err := wh.VerifyIgnoringTimestamp(c.Body, h); err != nil {
+			f.fault("8 humans", c.ID, "the signature of a call does not hold: %v", err)
+		}
+		if was, again := bodies[c.ID]; again && !bytes.Equal(was, c.Body) {
+			f.fault("8 humans", c.ID, "two calls under one id differ:\n%s\n%s", was, c.Body)
+		}
+		bodies[c.ID] = c.Body
+		var body struct {
+			Tasks []struct {
+				TaskID string `json:"task_id"`
+			} `json:"tasks"`
+		}
+		if err := json.Unmarshal(c.Body, &body); err != nil {
+			f.fault("8 humans", c.ID, "the body of a call: %v", err)
+		}
+		for _, t := range body.Tasks {
+			named[t.TaskID] = true
+		}
+	}
+	f.counts["webhook ids"] = len(bodies)
+	raised := map[string]int{} // by task
+	for i := range f.dumps["FLEET_ESCALATIONS"] {
+		if token := strings.Split(f.dumps["FLEET_ESCALATIONS"][i].Subject, "."); len(token) == 4 && token[1] == "escalation" && token[2] == "3" {
+			raised[token[3]]++
+		}
+	}
+	for id, list := range f.records {
+		asked, waited := 0, time.Duration(0)
+		for i := range list {
+			if list[i].Kind == "human" {
+				asked++
+				if i+1 < len(list) {
+					waited = max(waited, list[i+1].Stored.Sub(list[i].Stored))
+				}
+			}
+		}
+		f.counts["level 3"] += asked
+		if asked > 0 && raised[id] != asked {
+			f.fault("8 humans", id, "it waited for a human %d times, and %d escalations say so", asked, raised[id])
+		}
+		if waited > 40*time.Second && !named[id] {
+			f.fault("8 humans", id, "it waited %s for a human, and no call names it", waited)
+		}
+	}
+}
+
+// contextRecord is a version of a context.
+type contextRecord struct {
+	Version uint64 `json:"version"`
+	Entry   struct {
+		Findings struct {
+			Key string `json:"key"` // what its client calls it
+		} `json:"findings"`
+	} `json:"entry"`
+}
+
+func (r *contextRecord) key() string { return r.Entry.Findings.Key }
+
+// checkSessions checks that versions are 1, 2, 3 …, that what was acknowledged
+// is there at its version, and that what is deleted is over.
+func (f *findings) checkSessions() {
+	contexts := map[string][]contextRecord{}
+	for i := range f.dumps["FLEET_CONTEXT"] {
+		m := &f.dumps["FLEET_CONTEXT"][i]
+		var r contextRecord
+		if err := json.Unmarshal(m.Data, &r); err != nil || len(m.Data) == 0 {
+			continue // a marker of the end
+		}
+		id := strings.TrimPrefix(m.Subject, "fleet.context.")
+		contexts[id] = append(contexts[id], r)
+	}
+	gone := map[string]int64{} // since when
+	for _, o := range f.ops {
+		if o.Op == "delete" {
+			gone[o.ID] = o.to
+		}
+	}
+	for id, list := range contexts {
+		f.counts["contexts"]++
+		keys := map[string]uint64{}
+		for i, r := range list {
+			if _, deleted := gone[id]; !deleted && r.Version != uint64(i+1) {
+				f.fault("10 context", id, "version %d is the %dth", r.Version, i+1)
+			}
+			if was, twice := keys[r.key()]; twice && r.key() != "" {
+				f.fault("10 context", id, "the append %s is there as version %d and as version %d", r.key(), was, r.Version)
+			}
+			keys[r.key()] = r.Version
+		}
+	}
+	for _, o := range f.ops {
+		since, deleted := gone[o.ID]
+		switch {
+		case o.Op != "append" && o.Op != "read" || !o.ok():
+		case deleted && o.from > since:
+			f.fault("9 session", o.ID, "%s of %s succeeded after the session was deleted", o.Op, o.Client)
+		case o.Op == "append" && !deleted:
+			f.counts["appends"]++
+			list := contexts[o.ID]
+			if v := o.end.Version; v == 0 || v > uint64(len(list)) || list[v-1].key() != o.Key {
+				f.fault("10 context", o.ID, "the append %s of %s was acknowledged as version %d, which is not there", o.Key, o.Client, v)
+			}
+		}
+	}
+}
+
+// checkAudit checks the chain anew, and that every record has its lines once.
+func (f *findings) checkAudit() {
+	type place struct {
+		task string
+		seq  int
+	}
+	var prev struct {
+		hash string
+		next uint64
+	}
+	told, lines := map[place]bool{}, map[string]bool{}
+	for i := range f.dumps["FLEET_AUDIT"] {
+		m := &f.dumps["FLEET_AUDIT"][i]
+		var b struct {
+			First     uint64          `json:"first"`
+			Day       string          `json:"day"`
+			Prev      string          `json:"prev"`
+			Hash      string          `json:"hash"`
+			Positions json.RawMessage `json:"positions"`
+			Lines     []string        `json:"lines"`
+		}
+		if err := json.Unmarshal(m.Data, &b); err != nil {
+			f.fault("11 audit", strconv.FormatUint(m.Seq, 10), "the block cannot be read: %v", err)
+			continue
+		}
+		if i > 0 && (b.First != prev.next || b.Prev != prev.hash) {
+			f.fault("11 audit", strconv.FormatUint(m.Seq, 10), "the block does not follow the one before it")
+		}
+		sum := chainSum(append([]string{"parley/audit/v1", b.Prev, b.Day, strconv.FormatUint(b.First, 10), string(b.Positions)}, b.Lines...))
+		if sum != b.Hash {
+			f.fault("11 audit", strconv.FormatUint(m.Seq, 10), "the hash is %s, want %s", b.Hash, sum)
+		}
+		prev.hash, prev.next = b.Hash, b.First+uint64(len(b.Lines))
+		for _, text := range b.Lines {
+			if lines[text] && !strings.Contains(text, "access_refused") {
+				f.fault("11 audit", "line", "it is there twice: %s", text)
+			}
+			lines[text] = true
+			var l struct {
+				Data struct {
+					TaskID string `json:"task_id"`
+					Seq    int    `json:"seq"`
+				} `json:"data"`
+			}
+			if err := json.Unmarshal([]byte(text), &l); err != nil {
+				f.fault("11 audit", "line", "%v: %s", err, text)
+			}
+			told[place{l.Data.TaskID, l.Data.Seq}] = true
+		}
+	}
+	f.counts["audit lines"] = len(lines)
+	for id, list := range f.records {
+		for i := range list {
+			if !told[place{id, list[i].Seq}] {
+				f.fault("11 audit", id, "no line tells of record %d (%s)", list[i].Seq, list[i].Kind)
+			}
+		}
+	}
+}
+
+// chainSum is SHA-256 over the fields, each after its length.
+func chainSum(fields []string) string {
+	h := sha256.New()
+	for _, f := range fields {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(f))))
+		h.Write([]byte(f))
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// letterEnds are the states after which nothing happens to a letter that wants
+// no answer.
+var letterEnds = map[string]bool{"processed": true, "answered": true, "failed": true, "expired": true, "refused": true}
+
+// letterStates are the last states of all letters, by sender and id.
+func letterStates(dump []message) map[string]string {
+	states := map[string]string{}
+	for i := range dump {
+		var a struct {
+			State string `json:"state"`
+		}
+		if id, ok := strings.CutPrefix(dump[i].Subject, "fleet.meshstate."); ok && json.Unmarshal(dump[i].Data, &a) == nil {
+			states[id] = a.State
+		}
+	}
+	return states
+}
+
+// checkMesh checks that a letter was dealt with or reported, and never handed
+// to two as two.
+func (f *findings) checkMesh() {
+	states := letterStates(f.dumps["FLEET_MESH_STATE"])
+	handed := map[string]map[int]string{} // by letter and attempt: to whom
+	for _, list := range f.notes {
+		for i := range list {
+			e := &list[i]
+			if e.What != rig.WasLetter {
+				continue
+			}
+			id := e.From + "." + e.Task
+			if handed[id] == nil {
+				handed[id] = map[int]string{}
+			}
+			who := fmt.Sprintf("%s/%s/%d", e.Agent, e.Instance, e.Epoch)
+			if was := handed[id][e.Attempt]; was != "" {
+				f.fault("14 mesh", id, "attempt %d was dealt with by %s, and by %s", e.Attempt, was, who)
+			}
+			handed[id][e.Attempt] = who
+		}
+	}
+	for _, o := range f.ops {
+		if o.Op != "letter" || !o.ok() {
+			continue
+		}
+		f.counts["letters"]++
+		id := o.Client + "." + o.ID
+		state := states[id]
+		switch {
+		case !letterEnds[state]:
+			f.fault("14 mesh", id, "it was acknowledged, and is %q", state)
+		case state == "processed" && len(handed[id]) == 0:
+			f.fault("14 mesh", id, "it is processed, and nobody had it")
+		case o.To == "nobody" && state != "expired":
+			f.fault("14 mesh", id, "there is nobody to have it, and it is %q", state)
+		}
+	}
+}
+
+// checkRuns checks that nodes begin after those that they depend on, and that
+// a run ends with one document.
+func (f *findings) checkRuns() {
+	type node struct {
+		TaskID string `json:"task_id"`
+		State  string `json:"state"`
+	}
+	type run struct {
+		State      string `json:"state"`
+		Definition struct {
+			Agents []planNode `json:"agents"`
+		} `json:"definition"`
+		Nodes map[string]node `json:"nodes"`
+	}
+	last := map[string]run{}
+	for i := range f.dumps["FLEET_RUNS"] {
+		m := &f.dumps["FLEET_RUNS"][i]
+		id, ok := strings.CutPrefix(m.Subject, "fleet.run.")
+		if !ok {
+			continue
+		}
+		var r run
+		if err := json.Unmarshal(m.Data, &r); err != nil {
+			f.fault("15 runs", id, "its record cannot be read: %v", err)
+		}
+		if was := last[id].State; was == "done" || was == "failed" {
+			f.fault("15 runs", id, "it was %s, and then %s", was, r.State)
+		}
+		last[id] = r
+	}
+	for id, r := range last {
+		for _, n := range r.Definition.Agents {
+			own := f.records[r.Nodes[n.ID].TaskID]
+			for _, dep := range n.Dependencies {
+				before := f.records.Last(r.Nodes[dep].TaskID)
+				if len(own) > 0 && (!before.Terminal() || own[0].StreamSeq < before.StreamSeq) {
+					f.fault("15 runs", id, "%s was begun before %s had ended", n.ID, dep)
+				}
+			}
+		}
+	}
+	documents := map[string][]byte{}
+	for _, o := range f.ops {
+		switch {
+		case o.Op == "run" && o.ok():
+			f.counts["runs"]++
+			if s := last[o.ID].State; s != "done" && s != "failed" {
+				f.fault("15 runs", o.ID, "it was acknowledged, and is %q", s)
+			}
+		case o.Op == "document" && o.ok():
+			if was, again := documents[o.ID]; again && !bytes.Equal(was, o.end.Body) {
+				f.fault("15 runs", o.ID, "it has two documents")
+			}
+			documents[o.ID] = o.end.Body
+		}
+	}
+}

@@ -1,0 +1,149 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"parley/test/rig"
+)
+
+// fleet is everything that runs beside the servers.
+type fleet struct {
+	w       *world
+	c       *cluster
+	workers []*process
+	casts   []*process // processes of agents
+	pages   map[string]string
+	links   []string // addresses of the gateways
+	agents  []rig.Actor
+}
+
+// fleetConfig is how the workers are started.
+type fleetConfig struct {
+	parley, self string // programs
+	hook, secret string // who is called
+	plant        string // of a planted bug
+	lose         string // PARLEY_LOSE_ACKS
+}
+
+const (
+	castsInAll    = 4
+	agentsPerCast = 6
+	slotsPerAgent = 4
+)
+
+// crews are the worker processes: name, place, and what works in it.
+var crews = []struct{ name, place, workers string }{
+	{"router-1", zoneA, "router"},
+	{"router-2", zoneB, "router"},
+	{"router-3", zoneA, "router"},
+	{"desk-1", zoneA, "registry,sessions,audit,mesh"},
+	{"desk-2", zoneB, "registry,sessions,audit,mesh"},
+	{"door-1", zoneA, "runs,schedules,webhooks,escalation,gateway"},
+	{"door-2", zoneB, "runs,schedules,webhooks,escalation,gateway"},
+}
+
+func newFleet(w *world, c *cluster, fc fleetConfig) (*fleet, error) {
+	f := &fleet{w: w, c: c, pages: map[string]string{}}
+	for i, crew := range crews {
+		port := 7411 + i
+		if !w.nets {
+			var err error
+			if port, err = freePort(); err != nil {
+				return nil, err
+			}
+		}
+		page := w.ip(crew.place) + ":" + strconv.Itoa(port)
+		f.pages[crew.name] = "http://" + page
+		if i >= 5 {
+			f.links = append(f.links, "http://"+page)
+		}
+		f.workers = append(f.workers, &process{
+			name: crew.name, place: crew.place, dir: w.dir,
+			args: []string{
+				fc.parley, "serve", "--workers", crew.workers, "--server", c.urls(i), "--http", page, "--replicas", "3",
+				"--max-store", "1GiB", "--keep-ended", "10000000", "--log-format", "json", "--log-level", "info", "--timeout", "30s", "--sync", "always",
+			},
+			env: []string{
+				"PARLEY_ALERT_CONTACTS=human", "PARLEY_GROUP_WAIT=100ms", "PARLEY_GROUP_INTERVAL=5s", "PARLEY_CHANGE_LOG=off", "PARLEY_ALERT_NEXT=30s",
+				"PARLEY_WEBHOOK_URL=" + fc.hook, "PARLEY_WEBHOOK_SECRET=" + fc.secret, "PARLEY_WEBHOOK_ALLOW=" + w.here(),
+				"PARLEY_WEBHOOK_BASE=200ms", "PARLEY_WEBHOOK_TIMEOUT=2s", "PARLEY_A2A_OPEN=true", "PARLEY_MESH_PAIR_RATE=100000",
+				"PARLEY_MESH_AGENT_RATE=1000000", "PARLEY_GRACE=5s", "PARLEY_PLANT=" + fc.plant, "PARLEY_LOSE_ACKS=" + fc.lose,
+			},
+		})
+	}
+	for i := range castsInAll {
+		if err := f.cast(i, fc.self); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// cast makes a process of agents.
+func (f *fleet) cast(i int, self string) error {
+	name := fmt.Sprintf("cast-%d", i)
+	c := rig.Cast{
+		URL: f.c.urls(i), Journal: filepath.Join(f.w.dir, name+".journal"), Fsync: true, Heartbeat: 500 * time.Millisecond, Try: 2 * time.Second,
+	}
+	for k := range agentsPerCast {
+		a := rig.Actor{ID: fmt.Sprintf("agent-%d-%d", i, k), MaxParallel: slotsPerAgent, Labels: map[string]string{"kind": []string{"even", "odd"}[k%2]}}
+		if k%2 == 0 { // comes back as the same instance, and keeps its results
+			a.Instance, a.Spool = "main", filepath.Join(f.w.dir, "spool", a.ID)
+		}
+		if k < 2 { // the two that alone may have certain tasks
+			a.Labels["duo"] = strconv.Itoa(i)
+		}
+		c.Agents = append(c.Agents, a)
+	}
+	f.agents = append(f.agents, c.Agents...)
+	data, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(f.w.dir, name+".json")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		return err
+	}
+	f.casts = append(f.casts, &process{name: name, place: zoneOut, dir: f.w.dir, args: []string{self}, env: []string{rig.AgentsEnv + "=" + path}})
+	return nil
+}
+
+// all are the processes beside the servers.
+func (f *fleet) all() []*process { return slices.Concat(f.workers, f.casts) }
+
+// start starts everybody, and waits until all workers serve.
+func (f *fleet) start(ctx context.Context) error {
+	for _, p := range f.all() {
+		if err := p.start(f.w); err != nil {
+			return err
+		}
+	}
+	return f.awaitReady(ctx, 2*time.Minute)
+}
+
+// awaitReady waits until every worker says that it serves.
+func (f *fleet) awaitReady(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for name, page := range f.pages {
+		for {
+			err := well(ctx, page+"/readyz")
+			if err == nil {
+				break
+			}
+			if pause(ctx, 100*time.Millisecond) != nil {
+				return fmt.Errorf("%s does not serve within %s: %w", name, within, err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,276 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"parley/test/rig"
+)
+
+// load gives work until it is told to stop, and sees what it began to its end.
+type load struct {
+	f       *fleet
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	journal *scribe
+	rate    float64 // plain tasks a second
+	seed    uint64
+
+	stop context.Context //nolint:containedctx // begins nothing more when it ends
+	hard context.Context //nolint:containedctx // gives up what was begun when it ends
+	wg   sync.WaitGroup
+}
+
+// start begins all kinds of work.
+func (l *load) start() {
+	for i := range 8 {
+		l.wg.Go(func() { l.dispatches(client("boss", i), l.rng(1, i), l.rate/8) })
+	}
+	for i := range 2 {
+		l.wg.Go(func() { l.runs(client("planner", i), l.rng(2, i)) })
+		l.wg.Go(func() { l.streams(client("caller", i), l.rng(3, i)) })
+		l.wg.Go(func() { l.troubles(client("unlucky", i), l.rng(4, i)) })
+	}
+	for i := range 3 {
+		l.wg.Go(func() { l.sessions(client("team", i), l.rng(5, i)) })
+	}
+	for i := range 4 {
+		l.wg.Go(func() { l.letters(client("pen", i), l.rng(6, i)) })
+	}
+}
+
+func client(kind string, i int) string { return fmt.Sprintf("%s%d", kind, i) }
+
+func (l *load) rng(kind, i int) *rand.Rand {
+	return rand.New(rand.NewPCG(l.seed, uint64(1000*kind+i)))
+}
+
+// every calls f with 0, 1, 2 … so often, until the load stops.
+func (l *load) every(d time.Duration, f func(n int)) {
+	begin := time.Now()
+	for n := 0; ; n++ {
+		if pause(l.stop, time.Until(begin.Add(time.Duration(n)*d))) != nil {
+			return
+		}
+		f(n)
+	}
+}
+
+// ask asks the API until it is answered with something final.
+func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any) error {
+	data, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	for {
+		try, cancel := context.WithTimeout(ctx, 5*time.Second)
+		m, err := l.nc.RequestWithContext(try, "fleet.api."+from+"."+noun+"."+verb, data)
+		cancel()
+		if err == nil {
+			var refused struct {
+				Error *rig.Refusal `json:"error"`
+			}
+			if err := json.Unmarshal(m.Data, &refused); err != nil {
+				return fmt.Errorf("%s %s answered %q: %w", noun, verb, m.Data, err)
+			}
+			switch r := refused.Error; {
+			case r == nil:
+				if raw, ok := reply.(*[]byte); ok {
+					*raw = m.Data
+					return nil
+				}
+				return json.Unmarshal(m.Data, reply)
+			case r.Code != "unavailable" && r.Code != "rate_limited":
+				return r
+			default:
+				err = r
+			}
+		}
+		last := err
+		if perr := pause(ctx, 50*time.Millisecond); perr != nil {
+			return fmt.Errorf("%s %s: %w (last: %w)", noun, verb, perr, last)
+		}
+	}
+}
+
+// told is how an operation ended, by its error.
+func told(err error) (what, code string) {
+	if err == nil {
+		return wasOK, ""
+	}
+	if r, ok := errors.AsType[*rig.Refusal](err); ok {
+		return wasFail, r.Code
+	}
+	return wasInfo, err.Error()
+}
+
+// task is a dispatch as it goes over the wire.
+type task struct {
+	Task         taskHead       `json:"task"`
+	Requirements map[string]any `json:"requirements,omitempty"`
+	Deadline     *time.Time     `json:"deadline,omitempty"`
+	Brief        string         `json:"brief"`
+}
+
+type taskHead struct {
+	ID           string   `json:"task_id,omitempty"`
+	Key          string   `json:"idempotency_key,omitempty"`
+	Priority     string   `json:"priority,omitempty"`
+	Timeout      float64  `json:"timeout_seconds,omitzero"`
+	Agent        string   `json:"agent,omitempty"`
+	Alternatives []string `json:"alternatives,omitempty"`
+	Escalate     string   `json:"escalate,omitempty"`
+	MaxRetries   *int     `json:"max_retries,omitempty"`
+	GiveUpAfter  float64  `json:"give_up_after,omitzero"`
+}
+
+// dispatches gives plain tasks, their ids counted by client.
+func (l *load) dispatches(who string, rng *rand.Rand, rate float64) {
+	var follow sync.WaitGroup
+	defer follow.Wait()
+	l.every(time.Duration(float64(time.Second)/rate), func(n int) {
+		t := task{Task: taskHead{
+			ID: fmt.Sprintf("%s-%d", who, n), Timeout: 20, Escalate: "never",
+			Priority: []string{"critical", "high", "normal", "low"}[rng.IntN(4)],
+		}, Brief: script(rng)}
+		note := line{Client: who, Op: "dispatch"}
+		dice := rng.IntN(100)
+		switch {
+		case dice < 10: // by key
+			t.Task.Key, t.Task.ID = t.Task.ID, ""
+			note.Key = t.Task.Key
+		case dice < 20:
+			note.Kind = []string{"even", "odd"}[rng.IntN(2)]
+			t.Requirements = map[string]any{"labels": map[string]string{"kind": note.Kind}}
+		case dice < 25:
+			at := time.Now().Add(2 * time.Second)
+			t.Task.Timeout = []float64{1.5, 20}[rng.IntN(2)] // the second attempt comes too late, or there is none
+			t.Deadline, t.Brief = &at, rig.Play(rig.Step{Do: rig.DoSilent})
+		case dice < 45: // worth one more try, then it is another agent's
+			once := 1
+			t.Task.MaxRetries = &once
+			fail := rig.Step{Do: rig.DoError}
+			t.Brief = rig.Play(fail, fail, fail, rig.Step{Do: rig.DoDone})
+		case dice < 50: // one of two fails it for good, the other one does it
+			t.Requirements = map[string]any{"labels": map[string]string{"duo": strconv.Itoa(rng.IntN(castsInAll))}}
+			t.Brief = rig.Play(rig.Step{Do: rig.DoFatal}, rig.Step{Do: rig.DoDone})
+		}
+		note.ID = t.Task.ID
+		id := l.dispatch(who, t, note, dice >= 80)
+		if id == "" {
+			return
+		}
+		switch {
+		case note.Key != "":
+			l.again(who, t, note)
+		case dice >= 50 && dice < 57:
+			follow.Go(func() { l.cancel(who, id) })
+		case dice >= 57 && dice < 65:
+			follow.Go(func() { l.await(who, id) })
+		}
+	})
+}
+
+// script is what a task's agents do: mostly it is done at the first attempt.
+func script(rng *rand.Rand) string {
+	var steps []rig.Step
+	for len(steps) < 4 {
+		ms := rng.IntN(30)
+		s := rig.Step{Do: rig.DoDone, MS: ms}
+		switch p := rng.IntN(100); {
+		case p < 80:
+		case p < 86:
+			s.MS = 200 + 30*ms
+		case p < 90:
+			s.Do = rig.DoError
+		case p < 92:
+			s.Do = rig.DoFatal
+		case p < 94:
+			s.Do = rig.DoBlocked
+		case p < 95:
+			s.Do = rig.DoReturned
+		case p < 97:
+			s.Do = rig.DoPartial
+		default:
+			s.Do = rig.DoArtifact
+		}
+		steps = append(steps, s)
+		if s.Do == rig.DoDone {
+			break
+		}
+	}
+	return rig.Play(append(steps, rig.Step{Do: rig.DoDone})...)
+}
+
+// dispatch gives one task, by the API or the raw door, until that is
+// acknowledged; the id that it then has.
+func (l *load) dispatch(who string, t task, note line, raw bool) string {
+	end := l.journal.begin(note)
+	var err error
+	var reply rig.View
+	if raw && t.Task.ID != "" {
+		var data []byte
+		if data, err = json.Marshal(t); err == nil {
+			reply.TaskID = t.Task.ID
+			err = rig.Boss{NC: l.nc, Name: who}.Drop(l.hard, t.Task.ID, data)
+		}
+	} else {
+		err = l.ask(l.hard, who, "task", "dispatch", t, &reply)
+	}
+	what, code := told(err)
+	end(what, line{ID: reply.TaskID, Key: note.Key, Code: code, State: reply.State})
+	if err != nil {
+		return ""
+	}
+	return reply.TaskID
+}
+
+// again dispatches by a key that was used: the same, then something else.
+func (l *load) again(who string, t task, note line) {
+	note.Op = "again"
+	l.dispatch(who, t, note, false)
+	t.Brief = "something else"
+	note.Op = "misuse"
+	l.dispatch(who, t, note, false)
+}
+
+func (l *load) cancel(who, id string) {
+	if pause(l.hard, 100*time.Millisecond) != nil {
+		return
+	}
+	end := l.journal.begin(line{Client: who, Op: "cancel", ID: id})
+	var v rig.View
+	err := l.ask(l.hard, who, "task", "cancel", map[string]string{"task_id": id, "reason": "enough"}, &v)
+	what, code := told(err)
+	end(what, line{State: v.State, Code: code})
+}
+
+// await asks for a task's end until it is told.
+func (l *load) await(who, id string) {
+	end := l.journal.begin(line{Client: who, Op: "wait", ID: id})
+	for {
+		var v rig.View
+		err := l.ask(l.hard, who, "task", "wait", map[string]any{"task_id": id, "timeout_seconds": 4}, &v)
+		if err != nil || terminal(v.State) {
+			what, code := told(err)
+			end(what, line{State: v.State, Code: code})
+			return
+		}
+	}
+}
+
+func terminal(state string) bool {
+	r := rig.Record{State: state}
+	return r.Terminal()
+}

@@ -1,0 +1,263 @@
+//go:build linux
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"parley/test/rig"
+)
+
+// settings are the flags.
+type settings struct {
+	time   time.Duration
+	seed   uint64
+	rate   float64
+	dir    string
+	check  string
+	parley string
+	plant  string
+	only   string
+	lose   string
+	lazy   bool
+	dry    bool
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	// This program is also the servers and the agents.
+	if path := os.Getenv(brokerEnv); path != "" {
+		exit(runBroker(path))
+	}
+	if path := os.Getenv(rig.AgentsEnv); path != "" {
+		exit(rig.RunAgents(ctx, path))
+	}
+	var s settings
+	flag.DurationVar(&s.time, "time", time.Minute, "how long faults happen")
+	flag.Uint64Var(&s.seed, "seed", 0, "of everything random; 0 takes a new one")
+	flag.Float64Var(&s.rate, "rate", 60, "plain tasks a second, beside all other work")
+	flag.StringVar(&s.dir, "dir", "", "directory of journals, streams and logs, which stay there; absent: one that stays only where something is wrong")
+	flag.StringVar(&s.check, "check", "", "judge what an earlier run has left in this directory, and do nothing else")
+	flag.StringVar(&s.parley, "parley", "", "the program under test; absent: it is built, with the tags crashpoints and planted")
+	flag.StringVar(&s.plant, "plant", "", "a bug to plant, see bus/plant")
+	flag.StringVar(&s.only, "only", "", "kinds of faults, comma separated; absent: all; none for none")
+	flag.StringVar(&s.lose, "lose", "97", "of so many writes of each worker one is done and its writer told that it timed out; 0 for none")
+	flag.BoolVar(&s.lazy, "lazy", false, "servers that acknowledge before they flush: shows what is lost then")
+	flag.BoolVar(&s.dry, "plan", false, "print the plan, and do nothing")
+	flag.Parse()
+	s.seed = cmp.Or(s.seed, uint64(time.Now().UnixNano()))
+	exit(s.run(ctx))
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// say tells how far it is.
+func say(format string, args ...any) {
+	fmt.Fprintf(os.Stdout, "chaos: %s "+format+"\n", append([]any{time.Now().Format("15:04:05")}, args...)...)
+}
+
+func (s *settings) run(ctx context.Context) (err error) {
+	if s.check != "" {
+		f, readErr := readFindings(s.check)
+		if readErr != nil {
+			return readErr
+		}
+		return report(f)
+	}
+	if s.dry {
+		for _, f := range plan(s.seed, s.time, &world{nets: true, disks: true}, s.only) {
+			fmt.Fprintln(os.Stdout, f.String())
+		}
+		return nil
+	}
+	say("seed %d (repeat with -seed %d -time %s)", s.seed, s.seed, s.time)
+	keep := s.dir != ""
+	if !keep {
+		if s.dir, err = os.MkdirTemp("", "parley-chaos-"); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil && !keep {
+			err = os.RemoveAll(s.dir)
+		} else {
+			say("journals, streams and logs are in %s; judge them again with -check %s", s.dir, s.dir)
+		}
+	}()
+	if s.parley == "" {
+		s.parley = filepath.Join(s.dir, "parley")
+		if out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-tags=crashpoints,planted", "-o", s.parley, "./cmd/parley").CombinedOutput(); err != nil {
+			return fmt.Errorf("build parley (from the module's root): %w\n%s", err, out)
+		}
+	}
+	w, err := newWorld(ctx, s.dir)
+	if w != nil {
+		defer w.cleanup()
+		for _, why := range w.why {
+			say("NOT COVERED: %s", why)
+		}
+		for _, k := range refused(w) {
+			say("NOT COVERED: this machine cannot do: %s", k)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	f, err := s.act(ctx, w)
+	if err != nil {
+		return err
+	}
+	return report(f)
+}
+
+// act lets everything happen, and reads what it left behind.
+func (s *settings) act(ctx context.Context, w *world) (*findings, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.stage(ctx, w, self)
+	if st != nil {
+		defer st.close()
+	}
+	if err != nil {
+		return nil, err
+	}
+	st.load.start()
+	say("%d servers, %d processes of workers, %d agents; %.0f tasks a second and other work", len(nodeNames), len(st.f.workers), len(st.f.agents), s.rate)
+	list := plan(s.seed, s.time, w, s.only)
+	play, end := context.WithTimeout(ctx, s.time)
+	st.n.run(play, list)
+	<-play.Done() // what is left of the time is quiet
+	end()
+	st.stop()
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	strange := st.settle(ctx)
+	f, err := st.collect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f.strange = append(f.strange, strange...)
+	return f, nil
+}
+
+// stage is all that plays a part.
+type stage struct {
+	w       *world
+	c       *cluster
+	f       *fleet
+	n       *nemesis
+	load    *load
+	people  *humans
+	planted bool               // a bug is, and will be found
+	stop    context.CancelFunc // of the load: begins nothing more
+	abort   context.CancelFunc // and gives up
+}
+
+func (s *settings) stage(ctx context.Context, w *world, self string) (*stage, error) {
+	st := &stage{w: w, planted: s.plant != ""}
+	var scribes [3]*scribe
+	for i, name := range []string{"clients", "calls", "faults"} {
+		var err error
+		if scribes[i], err = newScribe(filepath.Join(w.dir, name+".jsonl")); err != nil {
+			return nil, err
+		}
+	}
+	hard, abort := context.WithCancel(context.WithoutCancel(ctx))
+	st.abort = abort
+	c, err := newCluster(w, self, s.lazy)
+	if err != nil {
+		return st, err
+	}
+	st.c = c
+	if err := c.start(ctx); err != nil {
+		return st, err
+	}
+	if err := c.makeCanary(ctx); err != nil {
+		return st, err
+	}
+	if st.people, err = newHumans(hard, w.here(), scribes[1], s.seed); err != nil {
+		return st, err
+	}
+	if st.f, err = newFleet(w, c, fleetConfig{parley: s.parley, self: self, hook: st.people.url, secret: hookSecret, plant: s.plant, lose: s.lose}); err != nil {
+		return st, err
+	}
+	if err := st.f.start(ctx); err != nil {
+		return st, err
+	}
+	st.n = &nemesis{w: w, c: c, f: st.f, journal: scribes[2], done: map[string]int{}}
+	soft, stop := context.WithCancel(hard)
+	st.stop = stop
+	st.load = &load{f: st.f, nc: c.nc, js: c.js, journal: scribes[0], rate: s.rate, seed: s.seed, stop: soft, hard: hard}
+	return st, nil
+}
+
+// close ends every process.
+func (st *stage) close() {
+	st.abort()
+	if st.load != nil {
+		st.load.wg.Wait()
+	}
+	if st.people != nil {
+		st.people.close()
+	}
+	if st.f != nil {
+		for _, p := range st.f.all() {
+			p.retire()
+		}
+	}
+	if st.c != nil {
+		if st.c.nc != nil {
+			st.c.nc.Close()
+		}
+		for _, p := range st.c.nodes {
+			p.retire()
+		}
+	}
+}
+
+// report says what was found.
+func report(f *findings) error {
+	found := f.check()
+	for i, v := range found {
+		if i == 30 {
+			say("… and %d more", len(found)-i)
+			break
+		}
+		say("VIOLATION %s", v)
+		if len(f.records[v.about]) > 0 && i < 5 {
+			e := rig.Evidence{Records: f.records, Journals: f.notes}
+			fmt.Fprintln(os.Stdout, f.records.Story(v.about)+e.Story(v.about))
+		}
+	}
+	f.summary()
+	if len(found) > 0 {
+		return fmt.Errorf("%d violations", len(found))
+	}
+	if f.counts["acknowledged dispatches"] == 0 {
+		return errors.New("nothing was acknowledged: this run proves nothing")
+	}
+	return nil
+}

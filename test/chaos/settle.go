@@ -1,0 +1,269 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Bounds of what follows the faults. A planted bug is not waited for: what
+// does not end is found.
+const (
+	loadTime    = 2 * time.Minute // for clients to see the end of what they began
+	quietTime   = 4 * time.Minute // for everything that was acknowledged to come to its end
+	plantedTime = 25 * time.Second
+)
+
+// settle heals everything, lets clients finish, and waits until nothing is
+// left to be done. What does not come to its end is a violation.
+func (st *stage) settle(ctx context.Context) (strange []string) {
+	load, quiet := loadTime, quietTime
+	if st.planted {
+		load, quiet = plantedTime, plantedTime
+	}
+	wrong := func(format string, args ...any) {
+		strange = append(strange, fmt.Sprintf(format, args...))
+		say("WRONG: %s", strange[len(strange)-1])
+	}
+	say("heal")
+	if err := st.n.heal(ctx); err != nil {
+		wrong("it does not heal: %v", err)
+	}
+	ended := make(chan struct{})
+	go func() { // ends with the load, which abort ends
+		st.load.wg.Wait()
+		close(ended)
+	}()
+	limit := time.NewTimer(load)
+	defer limit.Stop()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	case <-limit.C:
+		wrong("clients are not told the end of what they began within %s", load)
+		st.abort()
+		<-ended
+	}
+	say("drain")
+	ctx, cancel := context.WithTimeout(ctx, quiet)
+	defer cancel()
+	d := &drain{c: st.c, states: map[string]string{}}
+	for n := 0; ; n++ {
+		left, err := d.left(ctx)
+		if err == nil && len(left) == 0 {
+			break
+		}
+		if n%20 == 19 {
+			say("left: %s (%v)", strings.Join(left, "; "), err)
+		}
+		if pause(ctx, 500*time.Millisecond) != nil {
+			wrong("23 liveness: within %s it does not come to rest: %s (%v)", quiet, strings.Join(left, "; "), err)
+			break
+		}
+	}
+	_, _, mended := st.n.faultsDone()
+	return append(strange, mended...)
+}
+
+// drain looks at what is left to be done.
+type drain struct {
+	c      *cluster
+	next   uint64
+	states map[string]string // of tasks
+}
+
+// left says what is not at its end.
+func (d *drain) left(ctx context.Context) (left []string, err error) {
+	last, err := d.c.eachMessage(ctx, "FLEET_TASKS", d.next, func(m *message) error {
+		var r struct {
+			State string `json:"state"`
+		}
+		bad := json.Unmarshal(m.Data, &r)
+		d.states[m.Subject] = r.State
+		return bad
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.next = last + 1
+	open := map[string]int{}
+	example := ""
+	for id, s := range d.states {
+		if !terminal(s) {
+			open[s]++
+			example = id
+		}
+	}
+	if len(open) > 0 {
+		left = append(left, fmt.Sprintf("tasks %v, such as %s", open, example))
+	}
+	inbox, err := d.c.js.Stream(ctx, "FLEET_INBOX")
+	if err != nil {
+		return nil, err
+	}
+	if n := inbox.CachedInfo().State.Msgs; n > 0 {
+		left = append(left, fmt.Sprintf("%d in the inbox", n))
+	}
+	letters, err := d.letters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if letters > 0 {
+		left = append(left, fmt.Sprintf("%d letters", letters))
+	}
+	behind, err := d.audit(ctx, last)
+	if behind != "" {
+		left = append(left, behind)
+	}
+	return left, err
+}
+
+// letters counts those that have not come to an end.
+func (d *drain) letters(ctx context.Context) (n int, err error) {
+	var list []message
+	if _, err := d.c.eachMessage(ctx, "FLEET_MESH_STATE", 1, func(m *message) error {
+		list = append(list, *m)
+		return nil
+	}); err != nil {
+		return 0, err
+	}
+	for _, s := range letterStates(list) {
+		if !letterEnds[s] && s != "unanswered" {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// audit says how far the audit is behind.
+func (d *drain) audit(ctx context.Context, last uint64) (string, error) {
+	s, err := d.c.js.Stream(ctx, "FLEET_AUDIT")
+	if err != nil {
+		return "", err
+	}
+	m, err := s.GetLastMsgForSubject(ctx, "fleet.audit")
+	if err != nil {
+		return "", err
+	}
+	var b struct {
+		Positions map[string]uint64 `json:"positions"`
+	}
+	if err := json.Unmarshal(m.Data, &b); err != nil {
+		return "", err
+	}
+	if at := b.Positions["FLEET_TASKS"]; at < last {
+		return fmt.Sprintf("the audit is at %d of %d", at, last), nil
+	}
+	return "", nil
+}
+
+// collect reads the streams, from each server, and what processes have said.
+func (st *stage) collect(ctx context.Context) (*findings, error) {
+	say("read the streams")
+	ctx, cancel := context.WithTimeout(ctx, quietTime)
+	defer cancel()
+	for _, s := range dumped {
+		if _, err := st.c.dump(ctx, s); err != nil {
+			return nil, fmt.Errorf("read %s: %w", s, err)
+		}
+	}
+	sums := map[string]map[string]string{}
+	for _, s := range []string{"FLEET_TASKS", "FLEET_CONTEXT"} {
+		if st.planted {
+			break // replicas are not what is tried
+		}
+		var err error
+		if sums[s], err = st.c.sums(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	f, err := readFindings(st.w.dir)
+	if err != nil {
+		return nil, err
+	}
+	f.sums = sums
+	for _, p := range slices.Concat(st.f.all(), slices.Collect(maps.Values(st.c.nodes))) {
+		f.strange = append(f.strange, p.oddities()...)
+		data, err := os.ReadFile(p.log())
+		if err != nil {
+			return nil, err
+		}
+		for _, bad := range []string{"DATA RACE", "panic: ", "panicked", "fatal error: "} {
+			if at := bytes.Index(data, []byte(bad)); at >= 0 {
+				f.strange = append(f.strange, fmt.Sprintf("%s: %s", p.name, data[at:min(at+1500, len(data))]))
+			}
+		}
+	}
+	return f, nil
+}
+
+// summary says what was looked at.
+func (f *findings) summary() {
+	by, all := map[string]int{}, 0
+	for _, o := range f.faults {
+		if o.Op != quietKind {
+			by[o.Op]++
+			all++
+		}
+	}
+	say("%d faults of %d kinds:", all, len(by))
+	for _, k := range slices.Sorted(maps.Keys(by)) {
+		fmt.Fprintf(os.Stdout, "  %4d  %s\n", by[k], k)
+	}
+	say("looked at:")
+	for _, k := range slices.Sorted(maps.Keys(f.counts)) {
+		fmt.Fprintf(os.Stdout, "  %7d  %s\n", f.counts[k], k)
+	}
+	ends, codes := map[string]int{}, map[string]int{}
+	for id := range f.records {
+		last := f.records.Last(id)
+		ends[last.State]++
+		for _, a := range last.Facts.Attempts {
+			codes[a.Code]++
+		}
+	}
+	say("tasks ended %v; attempts failed %v", ends, codes)
+	f.gaps()
+}
+
+// gaps says how long no dispatch was acknowledged: at all, and after the
+// stream's leader was killed.
+func (f *findings) gaps() {
+	var acks []int64
+	for _, o := range f.ops {
+		if o.Op == "dispatch" && o.ok() {
+			acks = append(acks, o.to)
+		}
+	}
+	slices.Sort(acks)
+	longest := func(from, to int64) (gap time.Duration) {
+		for i := 1; i < len(acks); i++ {
+			if acks[i] >= from && acks[i-1] <= to {
+				gap = max(gap, time.Duration(acks[i]-acks[i-1]))
+			}
+		}
+		return gap
+	}
+	if len(acks) == 0 {
+		return
+	}
+	say("longest time without an acknowledged dispatch: %s", longest(acks[0], acks[len(acks)-1]).Round(time.Millisecond))
+	var kills []time.Duration
+	for _, o := range f.faults {
+		if o.Op == killLeader {
+			kills = append(kills, longest(o.from, min(o.from+int64(10*time.Second), o.to)).Round(time.Millisecond))
+		}
+	}
+	slices.Sort(kills)
+	if n := len(kills); n > 0 {
+		say("after the kill of the stream's leader (%d times): least %s, median %s, most %s", n, kills[0], kills[n/2], kills[n-1])
+	}
+}

@@ -1,0 +1,52 @@
+package rig
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Script is what a task's brief tells its agents: what to do in the first
+// attempt, in the second, and so on; the last step holds for all that follow.
+type Script struct {
+	Steps []Step `json:"steps"`
+}
+
+// Step is what an agent does in one attempt, after MS milliseconds.
+type Step struct {
+	Do string `json:"do"`
+	MS int    `json:"ms,omitempty"`
+}
+
+// What a step can do.
+const (
+	DoDone     = "done"     // end well
+	DoPartial  = "partial"  // end well, with something left
+	DoError    = "error"    // fail, worth another try
+	DoFatal    = "fatal"    // fail for good
+	DoBlocked  = "blocked"  // cannot
+	DoLimited  = "limited"  // rate_limited for a moment
+	DoReturned = "returned" // hand the task back, unfailed
+	DoSilent   = "silent"   // say nothing until the attempt's time is over
+	DoArtifact = "artifact" // publish a piece of output, then end well
+	DoAsk      = "ask"      // ask a question, then end well
+)
+
+// Play is the brief of a script.
+func Play(steps ...Step) string {
+	data, err := json.Marshal(Script{steps})
+	if err != nil {
+		panic(err)
+	}
+	return string(data)
+}
+
+// StepAt is the step of an attempt; a brief that is no script is done at once.
+func StepAt(brief string, attempt int) Step {
+	var s Script
+	if json.Unmarshal([]byte(brief), &s) != nil || len(s.Steps) == 0 {
+		return Step{Do: DoDone}
+	}
+	return s.Steps[min(max(attempt, 1), len(s.Steps))-1]
+}
+
+func (s Step) delay() time.Duration { return time.Duration(s.MS) * time.Millisecond }
