@@ -17,6 +17,11 @@ CHAOS_RATE ?= 60
 # The race detector needs a C compiler. Without one the tests run without it, and say so.
 RACE     ?= $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 
+# RERUN=1 runs the few tests again that failed, once, and says which they were:
+# for a machine that is shared. A data race fails at once.
+RERUN    ?=
+rerun     = $(if $(RERUN),--rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-report=bin/reruns)
+
 # The version comes from VERSION; asking Git again fails in a clone that
 # belongs to another user.
 export GOFLAGS := $(strip $(shell go env GOFLAGS) -buildvcs=false)
@@ -48,7 +53,9 @@ check: fmt-check vet lint fix-check test charts ## All that must hold before a c
 .PHONY: test
 test: bin/nats ## Run all tests under the race detector
 	@[ -n "$(RACE)" ] || echo "NOTE: no C compiler found: running without the race detector" >&2
-	PARLEY_NATS_CLI=$(nats) $(tool) gotestsum --format pkgname --format-hide-empty-pkg -- $(RACE) -timeout 20m ./...
+	@mkdir -p bin && rm -f bin/reruns
+	PARLEY_NATS_CLI=$(nats) $(tool) gotestsum --format pkgname --format-hide-empty-pkg $(rerun) --packages ./... -- $(RACE) -timeout 20m
+	@[ ! -s bin/reruns ] || { echo "FLAKY: these failed first and passed when they were run again:" >&2; cat bin/reruns >&2; }
 
 .PHONY: charts
 charts: ## Render the Helm chart, load the compose file, check both
