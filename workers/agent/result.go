@@ -27,28 +27,31 @@ func (w *Worker) handIn(life context.Context, h *held, r fleet.Result) {
 	w.settle(h, &r)
 	w.hand.finish(h, &r, drop)
 	var files []string
-	waits := r.Status != fleet.StatusDone && r.Status != fleet.StatusPartial
-	inTurn := false
-	defer func() {
+	inTurn := r.Status == fleet.StatusDone || r.Status == fleet.StatusPartial
+	turn := func() error {
 		if inTurn {
-			<-w.failures
-		}
-	}()
-	err := w.request(ctx, h, subjects.Result(w.cfg.ID, h.id), func(attempt int) ([]byte, error) {
-		data, file := w.pack(r, attempt)
-		if file != "" {
-			files = append(files, file)
-		}
-		if !waits || inTurn {
-			return data, nil
+			return nil
 		}
 		select {
 		case w.failures <- struct{}{}:
 			inTurn = true
-			return data, nil
+			context.AfterFunc(ctx, func() { <-w.failures })
+			return nil
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
+	}
+	err := w.request(ctx, h, subjects.Result(w.cfg.ID, h.id), func(attempt int) ([]byte, error) {
+		if w.spool == nil { // it need not be encoded before
+			if err := turn(); err != nil {
+				return nil, err
+			}
+		}
+		data, file := w.pack(r, attempt)
+		if file != "" {
+			files = append(files, file)
+		}
+		return data, turn()
 	})
 	task := slog.String("task_id", string(h.id))
 	switch {
