@@ -30,7 +30,7 @@ type door struct {
 func openDoor(log *slog.Logger) (d *door, err error) {
 	d = &door{}
 	d.access, err = access.New(access.Config{
-		Tell: d.tell, Whose: func(string) (subjects.AgentID, bool) { return access.Unknown, true }, Log: log,
+		Notes: d.notes(log), Whose: func(string) (subjects.AgentID, bool) { return access.Unknown, true },
 	})
 	return d, err
 }
@@ -64,7 +64,7 @@ func (a *app) door(log *slog.Logger) (*door, error) {
 			a.conf.Operators = append(a.conf.Operators, u.ID)
 		}
 	}
-	d.access, err = access.New(access.Config{Tell: d.tell, Whose: whose(dir, d.tenant), Log: log})
+	d.access, err = access.New(access.Config{Notes: d.notes(log), Whose: whose(dir, d.tenant)})
 	if err != nil {
 		return nil, err
 	}
@@ -74,9 +74,13 @@ func (a *app) door(log *slog.Logger) (*door, error) {
 	return d, nil
 }
 
-func (d *door) tell(ctx context.Context, subject string, line []byte, id string) error {
-	_, err := d.bus.Store(ctx, subject, line, id, nil)
-	return err
+func (d *door) notes(log *slog.Logger) *workers.Notes {
+	return workers.NewNotes(d, log.With(slog.String("component", "access")))
+}
+
+// Store stores a line of the audit, on the bus that there is by then.
+func (d *door) Store(ctx context.Context, subject string, line []byte, id string, h bus.Header) (uint64, error) {
+	return d.bus.Store(ctx, subject, line, id, h)
 }
 
 // whose names a tenant's identities by their keys, those that were added since
