@@ -26,19 +26,45 @@ type door struct {
 	bus    *bus.Bus // set before access runs
 }
 
-// openDoor is that of a broker that asks nobody, or that is elsewhere.
+// openDoor is that of a broker that asks nobody, that has the workers asked, or
+// that is elsewhere.
 func openDoor(log *slog.Logger) (d *door, err error) {
 	d = &door{}
-	d.access, err = access.New(access.Config{
-		Notes: d.notes(log), Whose: func(string) (subjects.AgentID, bool) { return access.Unknown, true },
-	})
+	d.access, err = access.New(access.Config{Notes: d.notes(log), Whose: proven})
 	return d, err
+}
+
+// proven is whom the callout has let in under a name, which is the key here.
+func proven(name string) (subjects.AgentID, bool) {
+	id, err := subjects.ParseAgentID(name)
+	if err != nil {
+		return access.Unknown, true
+	}
+	return id, true
+}
+
+// calledOut is the door of a broker that has the workers asked. They tell of
+// connections themselves.
+func calledOut(log *slog.Logger) (*door, error) {
+	d, err := openDoor(log)
+	if err != nil {
+		return nil, err
+	}
+	d.refused = func(r embedded.Refusal) {
+		if r.Action != access.Connect {
+			d.access.Refused(access.Refusal{Key: r.User, Action: r.Action, Subject: r.Subject, Address: r.Address})
+		}
+	}
+	return d, nil
 }
 
 // door reads the settings' directory of identities, if they name one. Its
 // humans are operators.
 func (a *app) door(log *slog.Logger) (*door, error) {
-	if a.conf.Auth == "" {
+	switch {
+	case a.conf.Callout:
+		return calledOut(log)
+	case a.conf.Auth == "":
 		return openDoor(log)
 	}
 	dir, err := auth.Open(a.conf.Auth, a.now)
