@@ -97,7 +97,7 @@ func walled(t *testing.T, worker *bus.Bus, nc *nats.Conn, who string) {
 	for _, s := range spoiled {
 		before = append(before, state(s))
 	}
-	own, announced := string(subjects.Announce(subjects.AgentID(who), "main")), state(subjects.StreamAnnounce)
+	own, announced := subjects.Announce(subjects.AgentID(who), "main"), state(subjects.StreamAnnounce)
 	for _, target := range []string{"fleet.task.forged", "fleet.log.x." + who, "$KV." + subjects.BucketWorkers + ".forged", "$JS.API.STREAM.PURGE." + subjects.StreamAnnounce} {
 		if err := nc.PublishRequest(own, target, []byte("{}")); err != nil {
 			t.Fatal(err)
