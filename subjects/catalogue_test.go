@@ -135,7 +135,7 @@ func TestPermissionsProveTheWriter(t *testing.T) {
 	for _, role := range []string{subjects.RoleAgent, subjects.RoleLeaf, subjects.RoleOrchestrator, subjects.RoleOperator} {
 		publish, subscribe := subjects.Permissions(role, "bob")
 		for _, p := range publish {
-			if p != "$SRV.>" && (p != "_INBOX.>" || role != subjects.RoleLeaf) && !slices.Contains(strings.Split(p, "."), "bob") {
+			if p != "$SRV.>" && (p != "_R_.>" || role != subjects.RoleLeaf) && !slices.Contains(strings.Split(p, "."), "bob") {
 				t.Errorf("%s may publish %s, which does not name it", role, p)
 			}
 		}
@@ -160,7 +160,7 @@ func TestPermissionsOfLeaf(t *testing.T) {
 		}
 	}
 	want = slices.DeleteFunc(want, func(p string) bool { return p == "fleet.a2a.bob.confirm.*.>" }) // part of fleet.a2a.bob.>
-	want = append(want, "_INBOX.>")
+	want = append(want, "_R_.>")
 	slices.Sort(want)
 	publish, got := subjects.Permissions(subjects.RoleLeaf, "bob")
 	if diff := cmp.Diff(want, publish); diff != "" {
@@ -168,5 +168,30 @@ func TestPermissionsOfLeaf(t *testing.T) {
 	}
 	if diff := cmp.Diff(subscribe, got); diff != "" {
 		t.Errorf("subscribe (-want +got):\n%s", diff)
+	}
+}
+
+// Nothing passes from clients to workers but what the catalogue has them write,
+// and no passage is as wide as JetStream's API or a record.
+func TestPassagesAreNarrow(t *testing.T) {
+	t.Parallel()
+	in, out := 0, 0
+	for _, p := range subjects.Passages() {
+		if p.Out {
+			out++
+		} else {
+			in++
+		}
+		if tokens := strings.Split(p.Subject, "."); p.Subject != "$SRV.>" && (tokens[0] != "fleet" || len(tokens) < 2 || strings.ContainsAny(tokens[1], "*>")) {
+			t.Errorf("%+v is too wide", p)
+		}
+		for _, no := range []string{"fleet.task.", "fleet.audit", "fleet.log.", "fleet.run."} {
+			if strings.HasPrefix(p.Subject, no) {
+				t.Errorf("%+v lets clients at what workers keep", p)
+			}
+		}
+	}
+	if in < 10 || out < 5 {
+		t.Errorf("%d passages in and %d out: this test would notice nothing", in, out)
 	}
 }

@@ -21,8 +21,9 @@ const (
 // reads another's replies.
 func InboxPrefix(id AgentID) string { return "_INBOX_" + string(id) }
 
-// workerInboxes are the reply subjects of workers, who keep the default prefix.
-const workerInboxes = "_INBOX.>"
+// workerReplies are where workers are answered in the clients' account: at
+// subjects that the server makes.
+const workerReplies = "_R_.>"
 
 // Permissions returns the subjects that id may publish and subscribe to in a
 // role, as NATS wants them; none for a role that does not exist. They follow
@@ -38,7 +39,7 @@ func Permissions(role string, id AgentID) (publish, subscribe []string) {
 	case RoleAgent, RoleOrchestrator, RoleOperator:
 	case RoleLeaf:
 		// No server lets a leaf node have response permissions, so the leaf may
-		// answer in the workers' inboxes, whose names nobody can guess.
+		// answer where workers are answered, whose names nobody can guess.
 		publish, subscribe = Permissions(RoleAgent, id)
 		for i, p := range publish {
 			// A server (2.15.2) does not see that fleet.announce.*.* has to do
@@ -47,7 +48,7 @@ func Permissions(role string, id AgentID) (publish, subscribe []string) {
 				publish[i] = own + ".>"
 			}
 		}
-		return unique(append(publish, workerInboxes)), subscribe
+		return unique(append(publish, workerReplies)), subscribe
 	default:
 		return nil, nil
 	}

@@ -23,10 +23,15 @@ const (
 	noteTry           = 5 * time.Second
 )
 
+// Storer keeps a message in a stream; a *bus.Bus is one.
+type Storer interface {
+	Store(ctx context.Context, subject string, data []byte, id string, h bus.Header) (seq uint64, err error)
+}
+
 // Notes tell the audit what no record tells.
 type Notes struct {
 	// Fixed after NewNotes.
-	bus *bus.Bus
+	bus Storer
 	log *slog.Logger
 
 	refusals *rate.Limiter // of lines about refusals
@@ -34,7 +39,7 @@ type Notes struct {
 }
 
 // NewNotes makes notes that are stored by b.
-func NewNotes(b *bus.Bus, log *slog.Logger) *Notes {
+func NewNotes(b Storer, log *slog.Logger) *Notes {
 	return &Notes{bus: b, log: log, refusals: rate.NewLimiter(refusalsPerSecond, refusalsAtOnce)}
 }
 
@@ -57,20 +62,26 @@ func (n *Notes) Tell(ctx context.Context, id subjects.SessionID, who subjects.Ag
 
 // Refusal is the data of a line that tells of a refusal.
 type Refusal struct {
-	Code    subjects.Code `json:"code"`
-	Message string        `json:"message,omitempty"`
-	Host    string        `json:"host,omitempty"`
-	Subject string        `json:"subject,omitempty"`
-	Unsaid  int64         `json:"unsaid,omitzero"` // further refusals, of anybody, that have no line
+	Code      subjects.Code    `json:"code"`
+	Action    string           `json:"action,omitempty"` // what was tried
+	Message   string           `json:"message,omitempty"`
+	Subject   string           `json:"subject,omitempty"`
+	Address   string           `json:"address,omitempty"`   // from where
+	Transport string           `json:"transport,omitempty"` // of an A2E session
+	Claimed   subjects.AgentID `json:"claimed,omitempty"`   // a name that was not proven
+	Unsaid    int64            `json:"unsaid,omitzero"`     // further refusals, of anybody, that have no line
 }
 
 // Refuse says that who was refused; false when there are too many of these.
 func (n *Notes) Refuse(ctx context.Context, id subjects.SessionID, who subjects.AgentID, event string, r Refusal) bool {
 	if !n.refusals.Allow() {
-		n.unsaid.Add(1)
+		n.Unsaid()
 		return false
 	}
 	r.Unsaid = n.unsaid.Swap(0)
 	n.Tell(ctx, id, who, event, r)
 	return true
 }
+
+// Unsaid counts a refusal that has no line.
+func (n *Notes) Unsaid() { n.unsaid.Add(1) }

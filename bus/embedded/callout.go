@@ -9,10 +9,13 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
+
+	"parley/subjects"
 )
 
 // Callout makes a server ask the fleet who may connect. The workers alone, who
-// answer, are let in without, by a key of theirs.
+// answer, are let in without, by a key of theirs. Everybody else belongs into the
+// account Clients.
 type Callout struct {
 	Issuer string // seed of the account key by which answers are known
 	Worker string // file with the workers' key
@@ -82,4 +85,45 @@ func (c *Callout) options(o *server.Options) {
 		AuthUsers: []string{c.public["worker"]},
 	}
 	o.AuthTimeout = 5
+}
+
+// Clients is the account of whom the callout lets in. The workers and all
+// streams are in another one, the server's own.
+const Clients = "CLIENTS"
+
+// wall makes the clients' account, and the passages between it and that of the
+// workers.
+func wall(ns *server.Server) error {
+	workers := ns.GlobalAccount()
+	clients, err := ns.RegisterAccount(Clients)
+	if err != nil {
+		return err
+	}
+	for _, p := range subjects.Passages() {
+		from, to := workers, clients // who exports, who imports
+		if !p.ServedByWorkers() {
+			from, to = clients, workers
+		}
+		if err := pass(p, from, to); err != nil {
+			return fmt.Errorf("let %s pass: %w", p.Subject, err)
+		}
+	}
+	return nil
+}
+
+func pass(p subjects.Passage, from, to *server.Account) error {
+	if !p.Request {
+		if err := from.AddStreamExport(p.Subject, []*server.Account{to}); err != nil {
+			return err
+		}
+		return to.AddStreamImport(from, p.Subject, "")
+	}
+	answers := server.Singleton
+	if p.Repeated {
+		answers = server.Streamed
+	}
+	if err := from.AddServiceExportWithResponse(p.Subject, answers, []*server.Account{to}); err != nil {
+		return err
+	}
+	return to.AddServiceImport(from, p.Subject, p.Subject)
 }

@@ -142,6 +142,9 @@ func (s *Server) start(o Options) error {
 	if !ns.JetStreamEnabled() {
 		return fmt.Errorf("JetStream did not start, see the log; is %s writable?", o.Dir)
 	}
+	if o.Callout != nil {
+		return wall(ns)
+	}
 	return nil
 }
 

@@ -50,6 +50,7 @@ func text(format string, v []any) string { return strings.TrimSpace(fmt.Sprintf(
 // only place where a server tells of it.
 type Refusal struct {
 	Key     string // public key of the user; "" where it is not known
+	User    string // name of a user without a key, which the callout has proven if there is one
 	Action  string // connect, publish or subscribe
 	Subject string // what it was about; "" for connect
 	Address string // of the client
@@ -61,7 +62,7 @@ var (
 	violation = regexp.MustCompile(`(Publish|Subscription) Violation(?: Too Many Tokens)? - (?:Subject|Reply) ("(?:[^"\\]|\\.)*")`)
 	rejected  = regexp.MustCompile(`(?i) - authentication error`)
 	address   = regexp.MustCompile(`^(\S+) - [a-z]+:\d+`)
-	jwtUser   = regexp.MustCompile(`/jwt:(U[A-Z2-7]{55})"`)
+	label     = regexp.MustCompile(`/(?:jwt:(U[A-Z2-7]{55})|user:([A-Za-z0-9_-]+))"`)
 	nkeyUser  = regexp.MustCompile(`\b(U[A-Z2-7]{55})\b`)
 )
 
@@ -76,8 +77,8 @@ func parseRefusal(line string) (Refusal, bool) {
 		r.Action = map[string]string{"Publish": "publish", "Subscription": "subscribe"}[line[at[2]:at[3]]]
 		r.Subject = strings.Trim(line[at[4]:at[5]], `"`)
 		// Before what the client says of itself ends; the last one is the server's.
-		if all := jwtUser.FindAllStringSubmatch(line[:at[0]], -1); all != nil {
-			r.Key = all[len(all)-1][1]
+		if all := label.FindAllStringSubmatch(line[:at[0]], -1); all != nil {
+			r.Key, r.User = all[len(all)-1][1], all[len(all)-1][2]
 		}
 	case rejected.MatchString(line):
 		r.Action = "connect"

@@ -31,7 +31,7 @@ func (a *app) a2e(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, erro
 	if err != nil {
 		return workers.Worker{}, err
 	}
-	gate, err := a.newGateway(b, log) // says who calls over HTTP
+	gate, err := a.httpDoor(a.conf.HTTP, "the A2E door", "")
 	if err != nil {
 		return workers.Worker{}, err
 	}
@@ -44,7 +44,7 @@ func (a *app) a2e(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, erro
 		return workers.Worker{}, err
 	}
 	for pattern, page := range w.Handlers(gate.Caller) {
-		h.serve(pattern, gate.Guarded(page))
+		h.serve(pattern, gate.Page(page))
 	}
 	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready}, nil
 }

@@ -27,24 +27,36 @@ func TestShippedPermissions(t *testing.T) {
 		t.Errorf("%q (%v), want one file for each of %v", files, err, roles)
 	}
 	for id, role := range roles {
-		var out, errs bytes.Buffer
-		p := process{args: []string{"subjects", "--permissions", role, id}, stdin: strings.NewReader(""), stdout: &out, stderr: &errs}
-		if code := run(t.Context(), p); code != 0 {
-			t.Fatalf("%s %s: %s", role, id, errs.String())
-		}
-		path := filepath.Join("../../deploy/nats/permissions", id+".conf")
-		if *update {
-			if err := os.WriteFile(path, out.Bytes(), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		got, err := os.ReadFile(path)
-		if err != nil {
+		shipped(t, filepath.Join("../../deploy/nats/permissions", id+".conf"), "subjects", "--permissions", role, id)
+	}
+}
+
+// TestShippedPassages does the same for what passes between the accounts.
+func TestShippedPassages(t *testing.T) {
+	t.Parallel()
+	for _, side := range []string{sideWorkers, sideClients} {
+		shipped(t, filepath.Join("../../deploy/nats/passages", side+".conf"), "subjects", "--passages", side, "FLEET", "CLIENTS")
+	}
+}
+
+// shipped compares a file with what a command prints.
+func shipped(t *testing.T, path string, args ...string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), process{args: args, stdin: strings.NewReader(""), stdout: &out, stderr: &errs}); code != 0 {
+		t.Fatalf("parley %q: %s", args, errs.String())
+	}
+	if *update {
+		if err := os.WriteFile(path, out.Bytes(), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(out.String(), string(got)); diff != "" {
-			t.Errorf("%s differs; run go test ./cmd/parley -run ShippedPermissions -update (-want +got):\n%s", path, diff)
-		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(out.String(), string(got)); diff != "" {
+		t.Errorf("%s differs; run go test ./cmd/parley -run Shipped -update (-want +got):\n%s", path, diff)
 	}
 }
 

@@ -26,19 +26,45 @@ type door struct {
 	bus    *bus.Bus // set before access runs
 }
 
-// openDoor is that of a broker that asks nobody, or that is elsewhere.
+// openDoor is that of a broker that asks nobody, that has the workers asked, or
+// that is elsewhere.
 func openDoor(log *slog.Logger) (d *door, err error) {
 	d = &door{}
-	d.access, err = access.New(access.Config{
-		Tell: d.tell, Whose: func(string) (subjects.AgentID, bool) { return access.Unknown, true }, Log: log,
-	})
+	d.access, err = access.New(access.Config{Notes: d.notes(log), Whose: proven})
 	return d, err
+}
+
+// proven is whom the callout has let in under a name, which is the key here.
+func proven(name string) (subjects.AgentID, bool) {
+	id, err := subjects.ParseAgentID(name)
+	if err != nil {
+		return access.Unknown, true
+	}
+	return id, true
+}
+
+// calledOut is the door of a broker that has the workers asked. They tell of
+// connections themselves.
+func calledOut(log *slog.Logger) (*door, error) {
+	d, err := openDoor(log)
+	if err != nil {
+		return nil, err
+	}
+	d.refused = func(r embedded.Refusal) {
+		if r.Action != access.Connect {
+			d.access.Refused(access.Refusal{Key: r.User, Action: r.Action, Subject: r.Subject, Address: r.Address})
+		}
+	}
+	return d, nil
 }
 
 // door reads the settings' directory of identities, if they name one. Its
 // humans are operators.
 func (a *app) door(log *slog.Logger) (*door, error) {
-	if a.conf.Auth == "" {
+	switch {
+	case a.conf.Callout:
+		return calledOut(log)
+	case a.conf.Auth == "":
 		return openDoor(log)
 	}
 	dir, err := auth.Open(a.conf.Auth, a.now)
@@ -64,7 +90,7 @@ func (a *app) door(log *slog.Logger) (*door, error) {
 			a.conf.Operators = append(a.conf.Operators, u.ID)
 		}
 	}
-	d.access, err = access.New(access.Config{Tell: d.tell, Whose: whose(dir, d.tenant), Log: log})
+	d.access, err = access.New(access.Config{Notes: d.notes(log), Whose: whose(dir, d.tenant)})
 	if err != nil {
 		return nil, err
 	}
@@ -74,9 +100,13 @@ func (a *app) door(log *slog.Logger) (*door, error) {
 	return d, nil
 }
 
-func (d *door) tell(ctx context.Context, subject string, line []byte, id string) error {
-	_, err := d.bus.Store(ctx, subject, line, id, nil)
-	return err
+func (d *door) notes(log *slog.Logger) *workers.Notes {
+	return workers.NewNotes(d, log.With(slog.String("component", "access")))
+}
+
+// Store stores a line of the audit, on the bus that there is by then.
+func (d *door) Store(ctx context.Context, subject string, line []byte, id string, h bus.Header) (uint64, error) {
+	return d.bus.Store(ctx, subject, line, id, h)
 }
 
 // whose names a tenant's identities by their keys, those that were added since

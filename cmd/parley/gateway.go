@@ -22,7 +22,25 @@ import (
 
 // gateway makes the gateway as the settings say; its pages go to h.
 func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
-	w, err := a.newGateway(b, log)
+	c := a.conf
+	auth, err := a.gatewayAuth(c.HTTP, "the A2A gateway")
+	if err != nil {
+		return workers.Worker{}, err
+	}
+	cfg := gateway.Config{
+		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
+		Push: true, PushEndpoint: c.A2APush, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
+		Registry: gateway.Registry{URL: c.A2ARegistry, Token: c.A2ARegToken, Each: time.Duration(c.A2ARegEach)},
+	}
+	if c.A2ARegistry != "" && c.A2AURL == "" {
+		return workers.Worker{}, usage("--a2a-registry: the fleet's card must say where clients reach it").next("give --a2a-url, too")
+	}
+	if c.A2AKey != "" {
+		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {
+			return workers.Worker{}, usage("--a2a-key: %w", err)
+		}
+	}
+	w, err := gateway.New(cfg)
 	if err != nil {
 		return workers.Worker{}, err
 	}
@@ -32,28 +50,19 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 	return workers.Worker{Name: w.Name(), Run: w.Run, Ready: w.Ready}, nil
 }
 
-// newGateway wires a gateway. Without Run it still says who calls, for others
-// on its port.
-func (a *app) newGateway(b *bus.Bus, log *slog.Logger) (*gateway.Worker, error) {
-	c := a.conf
-	auth, err := a.gatewayAuth(c.HTTP, "the A2A gateway")
+// httpDoor is that of what stands beside the gateway, at address: who may call
+// is said for all of them at once.
+func (a *app) httpDoor(address, what string, anonymous subjects.AgentID) (*gateway.Door, error) {
+	auth, err := a.gatewayAuth(address, what)
 	if err != nil {
 		return nil, err
 	}
-	cfg := gateway.Config{
-		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
-		Push: true, PushEndpoint: c.A2APush, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
-		Registry: gateway.Registry{URL: c.A2ARegistry, Token: c.A2ARegToken, Each: time.Duration(c.A2ARegEach)},
+	c := a.conf
+	door, err := gateway.NewDoor(gateway.DoorConfig{Auth: auth, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, URL: c.A2AURL, Anonymous: anonymous})
+	if err != nil {
+		return nil, usage("--a2a-url: %w", err)
 	}
-	if c.A2ARegistry != "" && c.A2AURL == "" {
-		return nil, usage("--a2a-registry: the fleet's card must say where clients reach it").next("give --a2a-url, too")
-	}
-	if c.A2AKey != "" {
-		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {
-			return nil, usage("--a2a-key: %w", err)
-		}
-	}
-	return gateway.New(cfg)
+	return door, nil
 }
 
 // gatewayAuth is who may call, over HTTP at address, what is called what.

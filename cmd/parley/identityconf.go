@@ -101,7 +101,7 @@ func (a *app) askWho() (guard *embedded.Callout, nkey string, err error) {
 	if !has(a.conf.Workers, "callout") {
 		return nil, "", usage("--callout needs the worker callout, which --workers leaves out").next("parley up --callout, without --workers")
 	}
-	a.conf.CalloutIssuer, a.conf.CalloutXKey, a.conf.CalloutAccount = guard.Issuer, "", ""
+	a.conf.CalloutIssuer, a.conf.CalloutXKey, a.conf.CalloutAccount = guard.Issuer, "", embedded.Clients
 	return guard, guard.Worker, nil
 }
 

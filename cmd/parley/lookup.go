@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"runtime"
 	"slices"
@@ -13,13 +14,14 @@ import (
 	"parley/subjects/a2e"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/subjects/identity"
 	"parley/subjects/mesh"
 	runwire "parley/subjects/run"
 	"parley/subjects/schedule"
 )
 
 func (a *app) subjectsCommand() *cobra.Command {
-	var permissions bool
+	var permissions, passages bool
 	roles := []string{subjects.RoleAgent, subjects.RoleLeaf, subjects.RoleOrchestrator, subjects.RoleOperator, subjects.RoleWorker}
 	cmd := &cobra.Command{
 		Use: "subjects", Short: "List the subjects of the fleet: who writes what to whom",
@@ -27,27 +29,39 @@ func (a *app) subjectsCommand() *cobra.Command {
 
 With --permissions ROLE ID: what that identity may do, as NATS server settings.
 ROLE is agent, leaf (a NATS leaf node that connects instances of one agent),
-orchestrator, operator or worker.`,
+orchestrator, operator or worker.
+
+With --passages SIDE WORKERS CLIENTS: what passes between the account of the
+workers and that of everybody else, which are called so, as NATS server settings
+of one of them. SIDE is workers or clients.`,
 		Example: `  parley subjects -o wide
-  parley subjects --permissions agent claude`,
+  parley subjects --permissions agent claude
+  parley subjects --passages clients FLEET CLIENTS`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case permissions && len(args) != 2:
 				return usage("--permissions wants a role and an id").next("parley subjects --permissions agent claude")
-			case !permissions && len(args) > 0:
+			case passages && (len(args) != 3 || args[0] != sideWorkers && args[0] != sideClients):
+				return usage("--passages wants a side and the names of two accounts").next("parley subjects --passages clients FLEET CLIENTS")
+			case !permissions && !passages && len(args) > 0:
 				return usage("unexpected %q", args[0]).next(cmd.CommandPath() + " --help")
 			}
 			return nil
 		},
 		ValidArgsFunction: cobra.FixedCompletions(roles, cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if permissions {
+			switch {
+			case permissions:
 				return a.printPermissions(args[0], args[1])
+			case passages:
+				return a.printPassages(args[0], args[1], args[2])
 			}
 			return a.printSubjects()
 		},
 	}
 	cmd.Flags().BoolVar(&permissions, "permissions", false, "print what ROLE ID may publish and subscribe to")
+	cmd.Flags().BoolVar(&passages, "passages", false, "print what passes between the accounts of workers and clients")
+	cmd.MarkFlagsMutuallyExclusive("permissions", "passages")
 	return cmd
 }
 
@@ -138,6 +152,83 @@ func (a *app) printPermissions(role, id string) error {
 	return nil
 }
 
+// Sides of the passages.
+const (
+	sideWorkers = "workers"
+	sideClients = "clients"
+)
+
+// exported and imported are a passage on either side, as NATS servers have it.
+type exported struct {
+	Service  string   `json:"service,omitempty"`
+	Stream   string   `json:"stream,omitempty"`
+	Response string   `json:"response_type,omitempty"`
+	Accounts []string `json:"accounts"`
+}
+
+type imported struct {
+	Service *origin `json:"service,omitempty"`
+	Stream  *origin `json:"stream,omitempty"`
+}
+
+type origin struct {
+	Account string `json:"account"`
+	Subject string `json:"subject"`
+}
+
+// printPassages prints what the account of one side exports and imports.
+func (a *app) printPassages(side, workers, clients string) error {
+	own, other := workers, clients
+	if side == sideClients {
+		own, other = clients, workers
+	}
+	var both struct {
+		Exports []exported `json:"exports"`
+		Imports []imported `json:"imports"`
+	}
+	for _, p := range subjects.Passages() {
+		exports, from := p.ServedByWorkers() == (side == sideWorkers), &origin{other, p.Subject}
+		switch {
+		case exports && !p.Request:
+			both.Exports = append(both.Exports, exported{Stream: p.Subject, Accounts: []string{other}})
+		case exports && p.Repeated:
+			both.Exports = append(both.Exports, exported{Service: p.Subject, Response: "stream", Accounts: []string{other}})
+		case exports:
+			both.Exports = append(both.Exports, exported{Service: p.Subject, Accounts: []string{other}})
+		case p.Request:
+			both.Imports = append(both.Imports, imported{Service: from})
+		default:
+			both.Imports = append(both.Imports, imported{Stream: from})
+		}
+	}
+	if a.json() {
+		return a.printValue(both)
+	}
+	a.print(fmt.Sprintf("# What passes between %s and %s, for %s: parley subjects --passages %s %s %s", workers, clients, own, side, workers, clients))
+	if err := printList(a, "exports", both.Exports); err != nil {
+		return err
+	}
+	return printList(a, "imports", both.Imports)
+}
+
+// printList prints a list that both NATS servers and YAML understand.
+func printList[T any](a *app, name string, list []T) error {
+	a.print(name + ": [")
+	for i, v := range list {
+		line, err := json.Marshal(v)
+		if err != nil {
+			return err
+		}
+		comma := ","
+		if i == len(list)-1 {
+			comma = ""
+		}
+		a.print("  " + strings.NewReplacer(`\u003e`, ">").Replace(string(line)) + comma)
+	}
+	a.print("]")
+	return nil
+}
+
 func (a *app) schemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "schema [NAME]", Short: "Print the JSON Schema of a message, or list them", Args: cobra.MaximumNArgs(1),
@@ -169,7 +260,7 @@ func (a *app) schemaCommand() *cobra.Command {
 
 // schemas names the messages of every protocol that have a JSON Schema.
 func schemas() []string {
-	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), runwire.Schemas(), a2e.Schemas(), schedule.Schemas())
+	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), runwire.Schemas(), a2e.Schemas(), schedule.Schemas(), identity.Schemas())
 }
 
 func schema(name string) ([]byte, error) {
@@ -182,6 +273,8 @@ func schema(name string) ([]byte, error) {
 		return runwire.Schema(name)
 	case slices.Contains(a2e.Schemas(), name):
 		return a2e.Schema(name)
+	case slices.Contains(identity.Schemas(), name):
+		return identity.Schema(name)
 	case slices.Contains(schedule.Schemas(), name):
 		return schedule.Schema(name)
 	}

@@ -11,7 +11,6 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
-	"parley/workers/gateway"
 	"parley/workers/mcp"
 )
 
@@ -69,14 +68,9 @@ func (a *app) newMCP(b *bus.Bus, log *slog.Logger) (*mcp.Worker, error) {
 // mcpPage is the page of an MCP server behind the gateway's door. anonymous is
 // who calls where nobody is asked.
 func (a *app) mcpPage(b *bus.Bus, address string, anonymous subjects.AgentID, log *slog.Logger) (http.Handler, error) {
-	auth, err := a.gatewayAuth(address, "the MCP server")
+	door, err := a.httpDoor(address, "the MCP server", anonymous)
 	if err != nil {
 		return nil, err
-	}
-	c := a.conf
-	door, err := gateway.NewDoor(gateway.DoorConfig{Auth: auth, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, URL: c.A2AURL, Anonymous: anonymous})
-	if err != nil {
-		return nil, usage("--a2a-url: %w", err)
 	}
 	w, err := a.newMCP(b, log)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/subjects/identity"
 	"parley/workers/agent"
 )
 
@@ -79,6 +80,9 @@ func (a *app) validateCommand() *cobra.Command {
 fleet, with agents that are simulated by this command: they take its tasks alone.
 Nobody is called, and what it makes it takes away again; ended tasks are kept for
 a day, as all are. The exit code is 1 if anything is not as it must be.
+
+Where you come by an identity it must be an operator's: the simulated agents get
+identities, which are revoked at the end, and proofs and signatures are tried.
 
 The agents stand for those of the reference run, discovery, compose, secrets and
 review: all of them, or those that are named.`,
@@ -182,6 +186,9 @@ type validation struct {
 	sessions []subjects.SessionID
 	tasks    []subjects.TaskID
 	version  uint64 // of the session's context
+
+	issued []subjects.AgentID // who got an identity
+	proofs proofs
 }
 
 const (
@@ -248,6 +255,11 @@ func (v *validation) cleanUp(ctx context.Context) {
 		v.stop()
 	}
 	v.running.Wait()
+	for _, id := range v.issued {
+		if _, err := call[identity.View](ctx, v.c, "identity", "revoke", &identity.Revoke{AgentID: id, Reason: "the validation is over"}); err != nil {
+			v.app.notice("the identity %s was not revoked: %v", id, err)
+		}
+	}
 	for _, b := range v.buses {
 		b.Close()
 	}
@@ -263,15 +275,19 @@ func (v *validation) startAgents(ctx context.Context) (string, error) {
 	v.stop = stop
 	// Whoever fails is not asked again for a while, so these are of this run only.
 	v.faulty = [2]subjects.AgentID{subjects.AgentID("validate-faulty-1-" + v.id), subjects.AgentID("validate-faulty-2-" + v.id)}
-	all := append(v.faulty[:], v.agents...)
-	for _, id := range all {
-		cfg := v.app.busConfig("parley validate "+string(id), id)
-		cfg.Log = v.app.clientLog()
-		b, err := bus.Connect(ctx, cfg)
+	if v.byIdentity() { // where names are proven, somebody else is
+		b, err := v.join(ctx, v.stranger.from)
 		if err != nil {
 			return "", err
 		}
-		v.buses = append(v.buses, b)
+		v.stranger.bus = b
+	}
+	all := append(v.faulty[:], v.agents...)
+	for _, id := range all {
+		b, err := v.join(ctx, id)
+		if err != nil {
+			return "", err
+		}
 		w, err := agent.New(agent.Config{
 			ID: id, Bus: b, MaxParallel: 4, Heartbeat: time.Second, Grace: -1, AgentType: handshake.Virtual, Log: v.app.clientLog(),
 			Only:    func(d *fleet.Dispatch) bool { return strings.HasPrefix(string(d.Task.TaskID), v.prefix()) },

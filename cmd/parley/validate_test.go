@@ -34,7 +34,7 @@ func TestValidate(t *testing.T) {
 	t.Parallel()
 	s := liveFleet(t)
 	path := filepath.Join(t.TempDir(), "report.json")
-	s.run(t, "validate", "--output", path).check(t, 0, "0 failed, 2 skipped", "")
+	s.run(t, "validate", "--output", path).check(t, 0, "0 failed, 7 skipped", "")
 	r := readReport(t, path)
 	if len(r.Checks) != len(checks()) || r.Failed != 0 || r.Passed+r.Skipped != len(r.Checks) || len(r.Simulated) != len(simulated) {
 		t.Errorf("report %+v", r)
@@ -61,6 +61,27 @@ func TestValidate(t *testing.T) {
 	s.run(t, "validate", "--simulate-review", "-o", "json", "--output", path).check(t, 0, `"failed": 0`, "")
 	if got := readReport(t, path).Simulated; len(got) != 1 || got[0] != "validate-review" {
 		t.Errorf("simulated %v", got)
+	}
+}
+
+// TestValidateByIdentity: where the broker asks who connects and the workers
+// take signed messages only, every check is made, twice, and nobody's identity
+// counts afterwards.
+func TestValidateByIdentity(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	s := liveFleet(t, "--callout", "--require-signatures", "--require-identity", "--data", data)
+	operator := filepath.Join(data, "callout", "operator.identity.json")
+	path := filepath.Join(t.TempDir(), "report.json")
+	for range 2 {
+		s.run(t, "validate", "--identity", operator, "--output", path).check(t, 0, "0 failed, 0 skipped", "")
+		if r := readReport(t, path); r.Passed != len(checks()) {
+			t.Errorf("report %+v", r)
+		}
+	}
+	left := s.run(t, "identity", "ls", "--identity", operator, "-o", "json")
+	if issued, revoked := strings.Count(left.stdout, `"agent_id": "validate-`), strings.Count(left.stdout, `"revoked"`); issued < 10 || revoked != issued {
+		t.Errorf("%d identities are left, %d of them revoked:\n%s", issued, revoked, left.stdout)
 	}
 }
 

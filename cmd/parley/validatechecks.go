@@ -24,7 +24,7 @@ func checks() []check {
 	return slices.Concat([]check{
 		{groupStart, "simulated agents are live", func(ctx context.Context, v *validation) (string, error) { return v.startAgents(ctx) }},
 		{groupStart, "a session is opened", openSession},
-	}, sessionChecks(), handshakeChecks(), contextChecks(), authChecks(), escalationChecks(), a2eChecks(), endChecks())
+	}, sessionChecks(), handshakeChecks(), contextChecks(), authChecks(), proofChecks(), escalationChecks(), a2eChecks(), endChecks())
 }
 
 // refusedWith turns the refusal that must come into the finding, and anything
@@ -261,12 +261,6 @@ func authChecks() []check {
 			return refusedWith(err, subjects.CodeForbidden)
 		}},
 		{group, "a result of somebody else does not count", forgedResult},
-		{group, "a token is refused after its hour", func(context.Context, *validation) (string, error) {
-			return "", notHere("it would take an hour")
-		}},
-		{group, "a wrong host is refused", func(context.Context, *validation) (string, error) {
-			return "", notHere("this fleet does not know hosts of identities")
-		}},
 	}
 }
 

@@ -371,7 +371,14 @@ func TestSchemas(t *testing.T) {
 	t.Parallel()
 	c := jsonschema.NewCompiler()
 	compiled := map[string]*jsonschema.Schema{}
-	for name, data := range identity.Schemas() {
+	if _, err := identity.Schema("../schema"); subjects.CodeOf(err) != subjects.CodeNotFound {
+		t.Errorf("Schema of nothing = %v", err)
+	}
+	for _, name := range identity.Schemas() {
+		data, err := identity.Schema(name)
+		if err != nil {
+			t.Fatal(err)
+		}
 		doc, err := jsonschema.UnmarshalJSON(strings.NewReader(string(data)))
 		if err != nil {
 			t.Fatal(err)

@@ -1,19 +1,24 @@
 package identity
 
-import "embed"
+import (
+	"embed"
+	"slices"
+	"strings"
+
+	"parley/subjects"
+)
 
 //go:embed schema/*.json
 var schemas embed.FS
 
-// Schemas returns the JSON Schemas of proofs and records, by name.
-func Schemas() map[string][]byte {
-	all := map[string][]byte{}
-	for _, name := range []string{"identity-proof", "identity-record"} {
-		data, err := schemas.ReadFile("schema/" + name + ".json")
-		if err != nil {
-			panic("identity: " + err.Error()) // it is in the program
-		}
-		all[name] = data
+// Schemas names what has a JSON Schema.
+func Schemas() []string { return []string{"identity-proof", "identity-record"} }
+
+// Schema returns the JSON Schema of one of them.
+func Schema(name string) ([]byte, error) {
+	if !slices.Contains(Schemas(), name) {
+		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no schema %q", name).
+			WithRemedy("ask for one of " + strings.Join(Schemas(), ", "))
 	}
-	return all
+	return schemas.ReadFile("schema/" + name + ".json")
 }

@@ -369,6 +369,7 @@ func TestA2E(t *testing.T) {
 		})
 	}
 	t.Run("cut", func(t *testing.T) { f.cut(t) })
+	t.Run("by credentials", func(t *testing.T) { throughA2E(t, newSessions(t)) })
 }
 
 // work is what a session is used for.

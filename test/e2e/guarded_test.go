@@ -17,14 +17,73 @@ import (
 	"parley/test/deploy"
 )
 
-// guarded is a fleet whose broker asks everybody who they are: parley up --auth.
+// guarded is a fleet whose broker asks everybody who they are: parley up --auth,
+// parley up --callout, or parley serve at a cluster that asks.
 type guarded struct {
-	tb   testing.TB
-	dir  string
-	auth string
-	url  string
-	up   *process
-	leaf string // where leaf nodes connect, with cluster
+	tb    testing.TB
+	dir   string
+	auth  string // "": the callout is asked
+	url   string
+	up    *process
+	upEnv []string
+	leaf  string // where leaf nodes connect, with cluster
+}
+
+// newAsking starts the fleet of parley up --callout.
+func newAsking(tb testing.TB, env ...string) *guarded {
+	tb.Helper()
+	g := &guarded{tb: tb, dir: tb.TempDir()}
+	address := deploy.FreeAddress(tb)
+	g.url = "nats://" + address
+	g.up = g.start("up", env, "up", "--callout", "--data", filepath.Join(g.dir, "jetstream"),
+		"--port", address[strings.LastIndexByte(address, ':')+1:], "--http", "off", "--max-store", "256MiB", "-o", "json")
+	g.up.waitOutput("banner", func(s string) bool { return strings.Contains(s, "\n}") })
+	return g
+}
+
+// newClustered makes identities for a tenant, and starts three servers by the
+// configuration that parley auth writes, and the workers at them.
+func newClustered(tb testing.TB) *guarded {
+	tb.Helper()
+	g := newIdentities(tb, "default")
+	g.cluster()
+	g.upEnv = []string{"PARLEY_CREDS=" + g.creds("default", "worker"), "PARLEY_SERVER=" + g.url, "PARLEY_TIMEOUT=60s", "PARLEY_LOG_FORMAT=json"}
+	g.eventually("the cluster", func() bool {
+		nc, err := g.dial("worker")
+		if err == nil {
+			nc.Close()
+		}
+		return err == nil
+	})
+	g.up = g.start("serve", g.upEnv, "serve", "--http", "off", "--replicas", "3", "--max-store", "128MiB")
+	g.ready()
+	return g
+}
+
+// ready waits until the workers serve.
+func (g *guarded) ready() {
+	g.tb.Helper()
+	if g.upEnv == nil {
+		g.up.waitOutput("banner", func(s string) bool { return strings.Contains(s, "\n}") })
+		return
+	}
+	g.eventually("ready workers", func() bool { return strings.Contains(tail(g.up.log, 1<<20), `"msg":"ready"`) })
+}
+
+// restart kills the workers, and starts them again.
+func (g *guarded) restart() {
+	g.tb.Helper()
+	g.up.kill()
+	g.up = g.start(g.up.name+"-again", g.upEnv, g.up.cmd.Args[1:]...)
+	g.ready()
+}
+
+// identity is the file with the identity of somebody whom the callout lets in.
+func (g *guarded) identity(id string) string {
+	if id == "operator" {
+		return filepath.Join(g.dir, "jetstream", "callout", "operator.identity.json")
+	}
+	return filepath.Join(g.dir, id+".identity.json")
 }
 
 // newGuarded makes identities for tenants, and starts the fleet of the first
@@ -90,8 +149,15 @@ func (g *guarded) must(d did) string {
 // as runs a command with somebody's credentials.
 func (g *guarded) as(id string, args ...string) did {
 	g.tb.Helper()
-	tenant, name := tenantOf(id)
-	return g.run([]string{"PARLEY_CREDS=" + g.creds(tenant, name)}, args...)
+	return g.run(g.proof(id), args...)
+}
+
+// proof is what somebody's environment holds to prove who they are.
+func (g *guarded) proof(id string) []string {
+	if g.auth == "" {
+		return []string{"PARLEY_IDENTITY=" + g.identity(id)}
+	}
+	return []string{"PARLEY_CREDS=" + g.creds(tenantOf(id))}
 }
 
 // tenantOf splits tenant/id.
@@ -111,14 +177,27 @@ func (g *guarded) creds(tenant, id string) string {
 func (g *guarded) agent(id string) *process {
 	g.tb.Helper()
 	tenant, name := tenantOf(id)
-	return g.start("agent-"+tenant+"-"+name, []string{"PARLEY_CREDS=" + g.creds(tenant, name), "PARLEY_SERVER=" + g.url},
+	return g.start("agent-"+tenant+"-"+name, append(g.proof(id), "PARLEY_SERVER="+g.url),
 		"agent", "run", "--id", name, "--driver", "echo", "--heartbeat", "500ms", "--data", filepath.Join(g.dir, tenant+"-"+name))
 }
 
 // dial connects with the stock client.
 func (g *guarded) dial(id string, opts ...nats.Option) (*nats.Conn, error) {
 	tenant, name := tenantOf(id)
-	own := []nats.Option{nats.UserCredentials(g.creds(tenant, name)), nats.Timeout(10 * time.Second), nats.Name("e2e " + name)}
+	own := []nats.Option{nats.Timeout(10 * time.Second), nats.Name("e2e " + name)}
+	switch {
+	case g.auth != "":
+		own = append(own, nats.UserCredentials(g.creds(tenant, name)))
+	case name == "worker":
+		key, err := nats.NkeyOptionFromSeed(filepath.Join(g.dir, "jetstream", "callout", "worker.nk"))
+		if err != nil {
+			return nil, err
+		}
+		own = append(own, key)
+	default:
+		key := g.key(name)
+		own = append(own, nats.UserInfoHandler(func() (string, string) { return name, proveAs(name, key, time.Now()).Password() }))
+	}
 	if name != "worker" {
 		own = append(own, nats.CustomInboxPrefix("_INBOX_"+name))
 	}

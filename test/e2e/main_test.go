@@ -18,7 +18,7 @@ var (
 	tasksFlag   = flag.Int("e2e.tasks", 2000, "tasks of TestKillsWhileWorking")
 	chaosFlag   = flag.Duration("e2e.chaos", 25*time.Second, "how long TestKillsWhileWorking kills")
 	stormFlag   = flag.Int("e2e.storm", 1500, "tasks of TestStorm")
-	appendsFlag = flag.Int("e2e.appends", 800, "appends of TestAppenders")
+	appendsFlag = flag.Int("e2e.appends", 400, "appends of TestAppenders")
 	pointFlag   = flag.String("e2e.point", "", "of TestCrashPoints: sweep this point alone")
 	raceFlag    = flag.Bool("e2e.race", false, "build the binaries under test with the race detector")
 	fixtureFlag = flag.String("e2e.fixture", "", "of TestUpgrade: keep data of this build under this name")

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -16,10 +17,27 @@ import (
 	"parley/subjects/handshake"
 )
 
+// TestSession, TestHandshake, TestContext, TestAudit and a part of TestA2E run on
+// an authenticated embedded broker, as TestIdentity does; TestClustered does the
+// same at three servers, as TestTenants does for identities.
+func TestClustered(t *testing.T) {
+	t.Parallel()
+	g := withAgents(t, newClustered(t))
+	throughSession(t, g)
+	throughHandshake(t, g)
+	throughContext(t, g)
+	throughA2E(t, g)
+	throughAudit(t, g)
+}
+
 // newSessions is a guarded fleet with an agent at work and two who use it.
 func newSessions(t *testing.T) *guarded {
 	t.Helper()
-	g := newGuarded(t, nil, "default")
+	return withAgents(t, newGuarded(t, nil, "default"))
+}
+
+func withAgents(t *testing.T, g *guarded) *guarded {
+	t.Helper()
 	for _, add := range [][]string{{"add-agent", "claude"}, {"add-orchestrator", "boss"}, {"add-orchestrator", "eve"}} {
 		g.must(g.run(nil, append([]string{"auth"}, add...)...))
 	}
@@ -40,7 +58,11 @@ func refused(t *testing.T, d did, code subjects.Code) {
 // who takes it.
 func TestSession(t *testing.T) {
 	t.Parallel()
-	g := newSessions(t)
+	throughSession(t, newSessions(t))
+}
+
+func throughSession(t *testing.T, g *guarded) {
+	t.Helper()
 	file := filepath.Join(g.dir, "token")
 	id := strings.TrimSpace(g.must(g.as("boss", "session", "create", "--type", "single-agent", "--token-file", file)))
 	token, err := readFile(file)
@@ -60,9 +82,7 @@ func TestSession(t *testing.T) {
 	}
 
 	// Any sessions worker takes the token of another: the keys are kept.
-	g.up.kill()
-	g.up = g.start("up-again", nil, g.up.cmd.Args[1:]...)
-	g.up.waitOutput("banner", func(s string) bool { return strings.Contains(s, "\n}") })
+	g.restart()
 	g.must(g.run(eve, "session", "get", id))
 	g.must(g.as("boss", "session", "delete", id))
 	refused(t, g.run(eve, "session", "get", id), subjects.CodeNotFound)
@@ -74,7 +94,11 @@ func TestSession(t *testing.T) {
 // TestHandshake asks an agent to begin, through the broker that knows who asks.
 func TestHandshake(t *testing.T) {
 	t.Parallel()
-	g := newSessions(t)
+	throughHandshake(t, newSessions(t))
+}
+
+func throughHandshake(t *testing.T, g *guarded) {
+	t.Helper()
 	id := subjects.SessionID(strings.TrimSpace(g.must(g.as("boss", "session", "create"))))
 	g.must(g.as("boss", "session", "append", string(id), "what came before"))
 	greet := handshake.Greet{Init: handshake.Init{
@@ -106,7 +130,11 @@ func TestHandshake(t *testing.T) {
 // add to it.
 func TestContext(t *testing.T) {
 	t.Parallel()
-	g := newSessions(t)
+	throughContext(t, newSessions(t))
+}
+
+func throughContext(t *testing.T, g *guarded) {
+	t.Helper()
 	file := filepath.Join(g.dir, "token")
 	id := strings.TrimSpace(g.must(g.as("boss", "session", "create", "--token-file", file)))
 	token, err := readFile(file)
@@ -159,15 +187,17 @@ func TestContext(t *testing.T) {
 // process that wrote it was killed.
 func TestAudit(t *testing.T) {
 	t.Parallel()
-	g := newSessions(t)
+	throughAudit(t, newSessions(t))
+}
+
+func throughAudit(t *testing.T, g *guarded) {
+	t.Helper()
 	id := strings.TrimSpace(g.must(g.as("boss", "session", "create")))
 	g.must(g.as("boss", "invoke", "claude", filepath.Join(g.dir, "result.json"), "--session", id, "say hello"))
 	g.eventually("the task's end in the audit", func() bool {
 		return strings.Contains(g.audit("--session", id), `"event_type":"execution_complete"`)
 	})
-	g.up.kill()
-	g.up = g.start("up-again", nil, g.up.cmd.Args[1:]...)
-	g.up.waitOutput("banner", func(s string) bool { return strings.Contains(s, "\n}") })
+	g.restart()
 	g.must(g.as("boss", "session", "delete", id))
 	g.eventually("the session's end in the audit", func() bool {
 		return strings.Contains(g.audit("--session", id), `"event_type":"session_delete"`)
@@ -182,5 +212,31 @@ func TestAudit(t *testing.T) {
 		if data, err := os.ReadFile(filepath.Join(logs, name)); err != nil || len(data) == 0 {
 			t.Errorf("%s: %d bytes, %v", name, len(data), err)
 		}
+	}
+}
+
+// throughA2E uses the fleet by A2E over NATS, where the broker knows who asks.
+func throughA2E(t *testing.T, g *guarded) {
+	t.Helper()
+	f := &a2eFleet{TB: t, dir: g.dir, nc: g.connect("boss")}
+	as := func(who string) *a2eTalk {
+		return f.requests(func(ctx context.Context, what, line string) ([]byte, error) {
+			m, err := f.nc.RequestWithContext(ctx, "fleet.api.boss.a2e."+what, []byte(strings.Replace(line, `"my-agent"`, `"`+who+`"`, 1)))
+			if err != nil {
+				return nil, err
+			}
+			return m.Data, nil
+		})
+	}
+	if m := as("eve").shake("1.0", "", "tools"); m.OK || m.Reason != "auth_failed" {
+		t.Errorf("boss as eve: %+v", m)
+	}
+	talk := as("boss")
+	if m := talk.shake("1.0", "", "tools", "env", "memory"); !m.OK {
+		t.Fatalf("handshake = %+v", m)
+	}
+	task := map[string]any{"task": map[string]any{"agent": "claude"}, "brief": "by A2E"}
+	if m := talk.asks("1", "dispatch", task, 60); m.Result.State != "done" || m.Result.Result.Output != "by A2E" {
+		t.Errorf("dispatch = %+v", m)
 	}
 }

@@ -12,14 +12,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
-
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/a2e"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 	"parley/subjects/run"
+	"parley/workers"
 )
 
 // session is the record of a session: what was agreed, and what is under way.
@@ -74,7 +73,7 @@ func (w *Worker) shake(ctx context.Context, c caller, data []byte) (*a2e.Respons
 		w.refuse(ctx, r.AgentID, c.how, err)
 		return a2e.Refusal(head, req, err), "", nil
 	}
-	w.note(ctx, s.SessionID, s.AgentID, handshake.EventAck, map[string]any{
+	w.notes.Tell(ctx, s.SessionID, s.AgentID, handshake.EventAck, map[string]any{
 		"protocol": "a2e", "transport": c.how, "accepted": true, "capabilities": s.Caps, "max_parallel": s.MaxParallel,
 	})
 	return &a2e.Response{
@@ -108,7 +107,7 @@ func (w *Worker) open(ctx context.Context, c caller, r *a2e.Request) (*session, 
 			s.Caps = append(s.Caps, a.Capability)
 		}
 	}
-	w.note(ctx, s.SessionID, s.AgentID, handshake.EventInit, map[string]any{"protocol": "a2e", "transport": c.how, "capabilities": r.AgentCaps})
+	w.notes.Tell(ctx, s.SessionID, s.AgentID, handshake.EventInit, map[string]any{"protocol": "a2e", "transport": c.how, "capabilities": r.AgentCaps})
 	if _, err := w.sessions.Create(ctx, string(s.SessionID), fleet.MustEncode(s), 0); err != nil {
 		return nil, nil, "", unavailable(err)
 	}
@@ -302,39 +301,11 @@ func (w *Worker) close(ctx context.Context, s *session) error {
 	return nil
 }
 
-// Refusals are told to the audit at that pace: who is refused over and over
-// must not fill it.
-const (
-	refusalsPerSecond = 20
-	refusalsAtOnce    = 100
-	noteTry           = 5 * time.Second
-)
-
 // refuse tells the audit that somebody was not let in.
 func (w *Worker) refuse(ctx context.Context, who subjects.AgentID, how string, err error) {
 	code := subjects.CodeOf(err)
-	if code == subjects.CodeUnavailable || code == subjects.CodeInternal {
-		return
-	}
-	if !w.refusals.Allow() {
-		w.unsaid.Add(1)
-		return
-	}
-	w.note(ctx, "", who, handshake.EventRefused, map[string]any{
-		"protocol": "a2e", "transport": how, "code": code, "unsaid": w.unsaid.Swap(0),
-	})
-}
-
-// note tells the audit what no record tells.
-func (w *Worker) note(ctx context.Context, id subjects.SessionID, who subjects.AgentID, event string, data map[string]any) {
-	if _, err := subjects.ParseAgentID(string(who)); err != nil {
-		return // nobody
-	}
-	l := handshake.LogLine{Timestamp: time.Now().UTC(), SessionID: id, AgentID: who, EventType: event, Data: fleet.MustEncode(data)}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), noteTry)
-	defer cancel()
-	if _, err := w.bus.Store(ctx, subjects.Log(id, who), fleet.MustEncode(&l), uuid.NewString(), nil); err != nil {
-		w.log.Error("the audit was not told", slog.String("session_id", string(id)), slog.String("agent_id", string(who)), slog.String("event", event), slog.Any("error", err))
+	if code != subjects.CodeUnavailable && code != subjects.CodeInternal {
+		w.notes.Refuse(ctx, "", who, handshake.EventRefused, workers.Refusal{Code: code, Action: "a2e", Transport: how})
 	}
 }
 

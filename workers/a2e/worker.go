@@ -11,12 +11,11 @@ import (
 	"net"
 	"sync/atomic"
 
-	"golang.org/x/time/rate"
-
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/a2e"
 	"parley/subjects/fleet"
+	"parley/workers"
 )
 
 // Config is what an A2E worker needs. Only Bus is required.
@@ -69,11 +68,10 @@ type Worker struct {
 
 	sessions *bus.KV // fixed by Run before anything is served
 
-	refusals *rate.Limiter // of lines about refusals
-	unsaid   atomic.Int64  // refusals without a line
-	ready    atomic.Bool
-	work     context.Context //nolint:containedctx // of the waits: it ends when Run's does
-	stop     context.CancelCauseFunc
+	notes *workers.Notes
+	ready atomic.Bool
+	work  context.Context //nolint:containedctx // of the waits: it ends when Run's does
+	stop  context.CancelCauseFunc
 }
 
 // New checks cfg and wires a worker; it starts nothing. It answers once Run
@@ -85,8 +83,8 @@ func New(cfg Config) (*Worker, error) {
 	}
 	w := &Worker{
 		cfg: cfg, bus: cfg.Bus, log: cfg.Log.With(slog.String("component", "a2e")), hashed: map[[sha256.Size]byte]subjects.AgentID{},
-		refusals: rate.NewLimiter(refusalsPerSecond, refusalsAtOnce),
 	}
+	w.notes = workers.NewNotes(w.bus, w.log)
 	for token, id := range cfg.Tokens {
 		w.hashed[sha256.Sum256([]byte(token))] = id
 	}

@@ -3,17 +3,11 @@ package access
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
-	"sync/atomic"
-	"time"
-
-	"github.com/google/uuid"
-	"golang.org/x/time/rate"
 
 	"parley/subjects"
-	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 // Actions of a Refusal.
@@ -36,45 +30,31 @@ type Refusal struct {
 	Code    subjects.Code // of a Request; the others say it themselves
 }
 
-// Config is what the worker needs. All but Log is required.
+// Config is what the worker needs. All of it is required.
 type Config struct {
-	// Tell stores a line of the audit at its subject.
-	Tell func(ctx context.Context, subject string, line []byte, id string) error
+	Notes *workers.Notes
 	// Whose names, for what a broker refused, who has a key, Unknown where nobody has. False: it is
 	// somebody's of another tenant, whose affair this is.
 	Whose func(key string) (subjects.AgentID, bool)
-	Log   *slog.Logger // nil: discarded
 }
 
 const (
-	perSecond = 20
-	atOnce    = 100
-	queued    = 1024
-	tellTry   = 5 * time.Second
-	maxText   = 200 // of what a client chose, in bytes
+	queued  = 1024
+	maxText = 200 // of what a client chose, in bytes
 )
 
 // Worker tells the audit of refusals. New is required.
 type Worker struct {
-	cfg    Config
-	log    *slog.Logger
-	queue  chan Refusal
-	limit  *rate.Limiter
-	unsaid atomic.Int64
+	cfg   Config
+	queue chan Refusal
 }
 
 // New wires a worker; it starts nothing.
 func New(cfg Config) (*Worker, error) {
-	if cfg.Tell == nil || cfg.Whose == nil {
-		return nil, errors.New("access: Config.Tell and Config.Whose are required")
+	if cfg.Notes == nil || cfg.Whose == nil {
+		return nil, errors.New("access: Config.Notes and Config.Whose are required")
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	return &Worker{
-		cfg: cfg, log: cfg.Log.With(slog.String("component", "access")),
-		queue: make(chan Refusal, queued), limit: rate.NewLimiter(perSecond, atOnce),
-	}, nil
+	return &Worker{cfg: cfg, queue: make(chan Refusal, queued)}, nil
 }
 
 // Refused takes a refusal; it never waits.
@@ -82,7 +62,7 @@ func (w *Worker) Refused(r Refusal) {
 	select {
 	case w.queue <- r:
 	default:
-		w.unsaid.Add(1)
+		w.cfg.Notes.Unsaid()
 	}
 }
 
@@ -121,19 +101,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 }
 
-// refused is the data of a line.
-type refused struct {
-	Code    subjects.Code    `json:"code"`
-	Action  string           `json:"action"`
-	Subject string           `json:"subject,omitempty"`
-	Address string           `json:"address,omitempty"`
-	Claimed subjects.AgentID `json:"claimed,omitempty"` // a name that was not proven
-	Unsaid  int64            `json:"unsaid,omitzero"`
-}
-
 // line says who did what; false: it is not for this fleet's audit.
-func (w *Worker) line(r Refusal) (who subjects.AgentID, d refused, ours bool) {
-	d = refused{Code: subjects.CodeForbidden, Action: r.Action, Subject: clip(r.Subject), Address: clip(r.Address)}
+func (w *Worker) line(r Refusal) (who subjects.AgentID, d workers.Refusal, ours bool) {
+	d = workers.Refusal{Code: subjects.CodeForbidden, Action: r.Action, Subject: clip(r.Subject), Address: clip(r.Address)}
 	if r.Action == Request { // the subject proves who it was
 		d.Code = r.Code
 		id, err := subjects.ParseAgentID(strings.Split(r.Subject, ".")[2])
@@ -151,22 +121,8 @@ func (w *Worker) line(r Refusal) (who subjects.AgentID, d refused, ours bool) {
 }
 
 func (w *Worker) tell(ctx context.Context, r Refusal) {
-	who, d, ours := w.line(r)
-	if !ours {
-		return
-	}
-	if !w.limit.Allow() {
-		w.unsaid.Add(1)
-		return
-	}
-	d.Unsaid = w.unsaid.Swap(0)
-	l := handshake.LogLine{
-		Timestamp: time.Now().UTC(), AgentID: who, EventType: handshake.EventRefused, Data: fleet.MustEncode(d),
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellTry) // also while stopping
-	defer cancel()
-	if err := w.cfg.Tell(ctx, subjects.Log("", who), fleet.MustEncode(&l), uuid.NewString()); err != nil {
-		w.log.Error("the audit was not told", slog.String("agent_id", string(who)), slog.String("action", d.Action), slog.Any("error", err))
+	if who, d, ours := w.line(r); ours {
+		w.cfg.Notes.Refuse(ctx, "", who, handshake.EventRefused, d)
 	}
 }
 

@@ -4,13 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/handshake"
+	"parley/workers"
 	"parley/workers/access"
 )
 
@@ -22,24 +25,33 @@ type told struct {
 	data    map[string]any
 }
 
+// store takes what is told.
+type store struct {
+	t     *testing.T
+	fail  error
+	lines chan told
+}
+
+func (s store) Store(_ context.Context, subject string, line []byte, id string, _ bus.Header) (uint64, error) {
+	l, err := handshake.DecodeLogLine(line)
+	if err != nil || id == "" {
+		s.t.Errorf("line %s, id %q: %v", line, id, err)
+		return 0, err
+	}
+	var data map[string]any
+	if err := json.Unmarshal(l.Data, &data); err != nil {
+		s.t.Error(err)
+	}
+	s.lines <- told{subject, l.AgentID, l.EventType, data}
+	return 1, s.fail
+}
+
 // start runs a worker in a bubble, and gives what it tells.
 func start(t *testing.T, fail error) (*access.Worker, func() []told) {
 	t.Helper()
 	lines := make(chan told, 4096)
 	w, err := access.New(access.Config{
-		Tell: func(_ context.Context, subject string, line []byte, id string) error {
-			l, err := handshake.DecodeLogLine(line)
-			if err != nil || id == "" {
-				t.Errorf("line %s, id %q: %v", line, id, err)
-				return err
-			}
-			var data map[string]any
-			if err := json.Unmarshal(l.Data, &data); err != nil {
-				t.Error(err)
-			}
-			lines <- told{subject, l.AgentID, l.EventType, data}
-			return fail
-		},
+		Notes: workers.NewNotes(store{t, fail, lines}, slog.New(slog.DiscardHandler)),
 		Whose: func(key string) (subjects.AgentID, bool) {
 			switch key {
 			case "bob's":

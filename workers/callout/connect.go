@@ -29,7 +29,7 @@ func (w *Worker) decide(ctx context.Context, r callout.Request) (callout.Grant, 
 	}
 	w.log.Info("connection granted", slog.String("agent_id", string(who)), slog.String("host", r.Host), slog.Time("expires", g.Expires))
 	w.ids.notes.Tell(ctx, p.SessionID, who, handshake.EventAuthGranted, struct {
-		Host    string    `json:"host"`
+		Address string    `json:"address"`
 		KeyID   string    `json:"key_id,omitempty"`
 		Form    string    `json:"form"`
 		Expires time.Time `json:"expires"`
@@ -42,7 +42,7 @@ func (w *Worker) refuse(ctx context.Context, who subjects.AgentID, r callout.Req
 	code, level, answer := subjects.CodeOf(err), slog.LevelWarn, callout.ErrSilent
 	if code != subjects.CodeUnavailable && code != subjects.CodeInternal {
 		answer = subjects.Errorf(code, "the connection is refused")
-		told := workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Host: r.Host}
+		told := workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Action: "connect", Address: r.Host}
 		if !w.ids.notes.Refuse(ctx, "", orUnknown(who), handshake.EventAuthRefused, told) {
 			level = slog.LevelDebug // there are too many of these
 		}

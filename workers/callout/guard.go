@@ -110,7 +110,7 @@ func (i *Identities) tell(ctx context.Context, who subjects.AgentID, subject str
 	}
 	code, level := subjects.CodeOf(err), slog.LevelWarn
 	if code != subjects.CodeUnavailable && code != subjects.CodeInternal {
-		r := workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Subject: subject}
+		r := workers.Refusal{Code: code, Message: subjects.AsError(err).Message, Action: "publish", Subject: subject}
 		if !i.notes.Refuse(ctx, "", orUnknown(who), handshake.EventAuthRefused, r) {
 			level = slog.LevelDebug // there are too many of these
 		}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"maps"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ func newFleet(t *testing.T, n int) *fleetOf {
 	f := &fleetOf{server: bustest.New(t), queued: make(chan bus.Msg, 100)}
 	f.world = &world{server: f.server, ttl: time.Hour}
 	f.worker = f.server.Bus(t)
-	for range n {
+	for i := range n {
 		b := f.server.Connect(t)
 		ids := open(t, b, callout.Terms{Signed: true})
 		w, err := callout.New(callout.Config{Bus: b, Identities: ids})
@@ -55,6 +56,11 @@ func newFleet(t *testing.T, n int) *fleetOf {
 			t.Fatal(err)
 		}
 		t.Cleanup(stop)
+		probe, err := b.Subscribe(subjects.APIPattern("task", probeOf(i)), "", func(m bus.Msg) { _ = m.Respond([]byte("{}"), nil) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = probe.Drain() })
 		sub, err := b.Subscribe(subjects.ResultPattern, "routers", func(m bus.Msg) { f.taken.Add(1); _ = m.Respond([]byte("{}"), nil) })
 		if err != nil {
 			t.Fatal(err)
@@ -106,25 +112,29 @@ func (f *fleetOf) ask(t *testing.T, subject string, body []byte, h bus.Header) s
 	return subjects.CodeOf(err)
 }
 
-// learn waits until every process has heard of bot's key.
-func (f *fleetOf) learn(t *testing.T, n int) {
+// probeOf is a verb that the process i alone answers, and judges as all others.
+func probeOf(i int) string { return "probe" + strconv.Itoa(i) }
+
+// learn waits until each of n processes has heard of an agent's key, with which
+// sign signs.
+func (f *fleetOf) learn(t *testing.T, n int, who subjects.AgentID, sign func(subject string) bus.Header) {
 	t.Helper()
-	subject := subjects.API("bot", "task", "get")
-	bustest.Eventually(t, "all processes to know the key", func() bool {
-		for range 5 * n {
-			if f.ask(t, subject, nil, f.signed(subject, nil, time.Now())) != "" {
-				return false
-			}
-		}
-		return true
-	})
-	f.served.Store(0)
+	for i := range n {
+		subject := subjects.API(who, "task", probeOf(i))
+		bustest.Eventually(t, "a process to know the key", func() bool { return f.ask(t, subject, nil, sign(subject)) == "" })
+	}
+}
+
+// learnBot waits until each of n processes has heard of bot's key.
+func (f *fleetOf) learnBot(t *testing.T, n int) {
+	t.Helper()
+	f.learn(t, n, "bot", func(subject string) bus.Header { return f.signed(subject, nil, time.Now()) })
 }
 
 func TestSignedRequests(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
-	f.learn(t, 2)
+	f.learnBot(t, 2)
 	body, now := []byte(`{"task_id":"t1"}`), time.Now()
 	for _, subject := range []string{subjects.API("bot", "task", "get"), subjects.Result("bot", "t1")} {
 		count := &f.served
@@ -187,7 +197,7 @@ func TestSignedRequests(t *testing.T) {
 func TestSignedDispatch(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
-	f.learn(t, 2)
+	f.learnBot(t, 2)
 	subject, body := subjects.Dispatch("bot"), []byte("say hello")
 	h := f.signed(subject, body, time.Now())
 	sent := maps.Clone(h)
@@ -241,15 +251,8 @@ func TestSignedPlainly(t *testing.T) {
 		delete(h, subjects.HeaderNonce)
 		return h
 	}
-	bustest.Eventually(t, "all processes to know the key", func() bool {
-		h, ok := plain(), true
-		for range 8 {
-			ok = f.ask(t, subject, []byte("a"), h) == "" && ok
-		}
-		at = at.Add(-time.Second)
-		return ok
-	})
-	at = at.Add(time.Second)
+	first := plain() // may be repeated, to a process that has not heard of the key yet
+	f.learn(t, 2, "plain", func(string) bus.Header { return first })
 	h := plain()
 	for range 4 {
 		if code := f.ask(t, subject, []byte("a"), h); code != "" {
@@ -330,7 +333,7 @@ func TestAnnounces(t *testing.T) {
 func TestSignedHeartbeats(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 1)
-	f.learn(t, 1)
+	f.learnBot(t, 1)
 	b := f.server.Connect(t)
 	open(t, b, callout.Terms{Signed: true})
 	heard := [2]chan string{make(chan string, 10), make(chan string, 10)}

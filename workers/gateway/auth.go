@@ -6,7 +6,6 @@ import (
 	"crypto/subtle"
 	"encoding/base32"
 	"errors"
-	"net/http"
 	"strings"
 	"sync"
 
@@ -72,34 +71,6 @@ func (a *authenticator) identify(ctx context.Context, p params, peer peer) (subj
 		return "", faultf(kindUnauthenticated, "the token is not valid")
 	}
 	return a.verify(ctx, token)
-}
-
-// Guarded puts the rules of the gateway's pages about hosts and origins before
-// a page of somebody else on the same port.
-func (w *Worker) Guarded(next http.Handler) http.Handler { return w.guarded(next) }
-
-// Caller says who makes a request to such a page, as for the gateway's own: ""
-// where nobody is asked. The error is a *subjects.Error.
-func (w *Worker) Caller(r *http.Request) (subjects.AgentID, error) {
-	if !w.cfg.Auth.required() {
-		return "", nil
-	}
-	id, err := w.auth.identify(r.Context(), r.Header, peerOf(r))
-	if err == nil {
-		err = w.limits.take(id)
-	}
-	if err == nil {
-		return id, nil
-	}
-	f := asFault(err)
-	code := subjects.CodeUnavailable
-	switch f.kind {
-	case kindUnauthenticated:
-		code = subjects.CodeAuthFailed
-	case kindRateLimited:
-		code = subjects.CodeRateLimited
-	}
-	return "", subjects.Errorf(code, "%s", f.message).RetryAfter(f.retry)
 }
 
 // known looks a token up by its hash, comparing every one in constant time.

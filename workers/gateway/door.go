@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"errors"
 	"math"
 	"net"
 	"net/http"
@@ -20,10 +19,10 @@ type DoorConfig struct {
 	Origins   []string
 	Rate      float64
 	URL       string
-	Anonymous subjects.AgentID // who calls, where nobody is asked
+	Anonymous subjects.AgentID // who calls, where nobody is asked; "": nobody in particular
 }
 
-// Door keeps out of another page on the gateway's port whom the gateway keeps
+// Door keeps out of other pages on the gateway's port whom the gateway keeps
 // out: hosts that are not ours, pages of the web, callers who do not say who
 // they are, and those who call too often.
 type Door struct {
@@ -43,15 +42,19 @@ func NewDoor(cfg DoorConfig) (*Door, error) {
 		}
 		d.host = u.Hostname()
 	}
-	if !cfg.Auth.required() && cfg.Anonymous == "" {
-		return nil, errors.New("gateway: a door that asks nobody needs to know who calls")
-	}
 	return d, nil
 }
 
-// Guard is a page that calls serve for every request that may come in, with
-// the caller that it proves.
-func (d *Door) Guard(serve func(http.ResponseWriter, *http.Request, subjects.AgentID)) http.Handler {
+// Headers that pages of listed origins may send to other pages than the
+// gateway's, and read from them.
+const (
+	sentHeaders = "Authorization, Content-Type, Last-Event-ID, Mcp-Method, Mcp-Name, Mcp-Protocol-Version, Mcp-Session-Id, A2E-Session-Token, " + headerAPIKey
+	readHeaders = "Mcp-Session-Id, A2E-Session-Token, Retry-After"
+)
+
+// Page is a page that asks next for every request that names one of our hosts
+// and comes from no page of the web but those that may. Who calls is Caller's.
+func (d *Door) Page(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("X-Content-Type-Options", "nosniff")
 		if !hostAllowed(r.Host, d.host, d.auth.cfg.required() || d.cfg.Open) {
@@ -66,25 +69,53 @@ func (d *Door) Guard(serve func(http.ResponseWriter, *http.Request, subjects.Age
 			h := rw.Header()
 			h.Set("Access-Control-Allow-Origin", origin)
 			h.Add("Vary", "Origin")
+			h.Set("Access-Control-Expose-Headers", readHeaders)
 			if r.Method == http.MethodOptions {
 				h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
-				h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Last-Event-ID, Mcp-Method, Mcp-Name, Mcp-Protocol-Version, Mcp-Session-Id, "+headerAPIKey)
+				h.Set("Access-Control-Allow-Headers", sentHeaders)
 				h.Set("Access-Control-Max-Age", "600")
 				rw.WriteHeader(http.StatusNoContent)
 				return
 			}
 		}
+		next.ServeHTTP(rw, r)
+	})
+}
+
+// Guard is a Page that calls serve with the caller whom a request proves.
+func (d *Door) Guard(serve func(http.ResponseWriter, *http.Request, subjects.AgentID)) http.Handler {
+	return d.Page(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		from, err := d.identify(r)
+		if err == nil && from == "" {
+			err = faultf(kindUnauthenticated, "the request does not say who calls")
+		}
 		if err != nil {
 			refusePage(rw, asFault(err))
 			return
 		}
 		patient(rw)
 		serve(rw, r, from)
-	})
+	}))
 }
 
-// identify says who calls.
+// Caller says who makes a request. The error is a *subjects.Error.
+func (d *Door) Caller(r *http.Request) (subjects.AgentID, error) {
+	id, err := d.identify(r)
+	if err == nil {
+		return id, nil
+	}
+	f := asFault(err)
+	code := subjects.CodeUnavailable
+	switch f.kind {
+	case kindUnauthenticated:
+		code = subjects.CodeAuthFailed
+	case kindRateLimited:
+		code = subjects.CodeRateLimited
+	}
+	return "", subjects.Errorf(code, "%s", f.message).RetryAfter(f.retry)
+}
+
+// identify says who calls, as a caller of the gateway, and counts the call.
 func (d *Door) identify(r *http.Request) (subjects.AgentID, error) {
 	from := d.cfg.Anonymous
 	if d.auth.cfg.required() {
