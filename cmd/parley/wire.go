@@ -23,12 +23,13 @@ import (
 	"parley/workers/runs"
 	"parley/workers/schedules"
 	"parley/workers/sessions"
+	"parley/workers/telemetry"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "schedules", "webhooks", "escalation", "a2e", "gateway"}
+	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "schedules", "webhooks", "escalation", "telemetry", "a2e", "gateway"}
 }
 
 // worker makes the worker called name; its pages, if it has any, go to h, and
@@ -87,6 +88,13 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *me
 			return workers.Worker{}, err
 		}
 		m.add(func(f *fleet.Figures) { f.AddWebhooks(new(w.Figures())) })
+		return wired(w, nil)
+	case "telemetry":
+		w, err := telemetry.New(telemetry.Config{Bus: b, Version: version, Log: log})
+		if err != nil {
+			return workers.Worker{}, err
+		}
+		h.serve("GET "+telemetry.Path, w.Handler())
 		return wired(w, nil)
 	case "a2e":
 		return a.a2e(b, log, h)
