@@ -129,7 +129,7 @@ func TestChart(t *testing.T) {
 				t.Fatal(err)
 			}
 			deployments := of(all, func(d *appsv1.Deployment) string { return d.Name })
-			want := []string{"fleet-parley-audit", "fleet-parley-escalation", "fleet-parley-mesh", "fleet-parley-registry", "fleet-parley-router", "fleet-parley-runs", "fleet-parley-schedules", "fleet-parley-sessions", "fleet-parley-webhooks"}
+			want := []string{"fleet-parley-audit", "fleet-parley-escalation", "fleet-parley-mesh", "fleet-parley-registry", "fleet-parley-router", "fleet-parley-runs", "fleet-parley-schedules", "fleet-parley-sessions", "fleet-parley-telemetry", "fleet-parley-webhooks"}
 			if name == "full" {
 				want = append([]string{"fleet-parley-agent-claude", "fleet-parley-agent-echo"}, want...)
 			}
@@ -279,7 +279,7 @@ func TestCompose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := p.ServiceNames(), []string{"agent", "audit", "escalation", "mesh", "n1", "n2", "n3", "registry", "router", "runs", "schedules", "sessions", "webhooks"}; !slices.Equal(got, want) {
+	if got, want := p.ServiceNames(), []string{"agent", "audit", "escalation", "mesh", "n1", "n2", "n3", "registry", "router", "runs", "schedules", "sessions", "telemetry", "webhooks"}; !slices.Equal(got, want) {
 		t.Errorf("services %q, want %q", got, want)
 	}
 	for name, s := range p.Services {

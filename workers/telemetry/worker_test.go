@@ -242,3 +242,32 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"facts":{"attempts":[{}]}}`))
 	f.Fuzz(func(_ *testing.T, data []byte) { telemetry.CountForTest(data) })
 }
+
+// lintable is a page on which something has happened.
+func lintable(t *testing.T) string {
+	t.Helper()
+	b := bustest.New(t).Bus(t)
+	w := start(t, telemetry.Config{Bus: b})
+	e := record("t", 3, fleet.KindOutcome, fleet.StateDone, after(time.Second))
+	e.AgentID, e.Facts.TokensSpent = "bob", 3
+	tell(t, b, e, "1")
+	tell(t, b, record("t", 1, fleet.KindQueued, fleet.StateQueued, began), "")
+	tell(t, b, record("t", 2, fleet.KindWorking, fleet.StateWorking, began), "")
+	var text string
+	bustest.Eventually(t, "all is counted", func() bool {
+		text = page(t, w)
+		return strings.Contains(text, "parley_task_wait_seconds_count") && strings.Contains(text, "parley_tasks_total{")
+	})
+	return text
+}
+
+// onlyOurs leaves out the metrics that libraries name.
+func onlyOurs(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, "parley_") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
