@@ -23,7 +23,6 @@ import (
 	"parley/workers/runs"
 	"parley/workers/schedules"
 	"parley/workers/sessions"
-	"parley/workers/telemetry"
 )
 
 // workerNames lists the workers that a process can run, in the order in which
@@ -90,12 +89,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *me
 		m.add(func(f *fleet.Figures) { f.AddWebhooks(new(w.Figures())) })
 		return wired(w, nil)
 	case "telemetry":
-		w, err := telemetry.New(telemetry.Config{Bus: b, Version: version, Log: log})
-		if err != nil {
-			return workers.Worker{}, err
-		}
-		h.serve("GET "+telemetry.Path, w.Handler())
-		return wired(w, nil)
+		return a.telemetry(b, log, h)
 	case "a2e":
 		return a.a2e(b, log, h)
 	case "gateway":

@@ -27,7 +27,8 @@ const (
 type heard struct {
 	received, tasks, attempts, escalations, tokens *prometheus.CounterVec
 	duration, wait                                 *prometheus.HistogramVec
-	undecoded                                      prometheus.Counter
+	spans                                          *prometheus.CounterVec
+	undecoded, dropped                             prometheus.Counter
 	session                                        *prometheus.Desc
 
 	agents, codes bounded
@@ -45,23 +46,27 @@ func newHeard() *heard {
 		m := metric(name)
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: buckets}, m.Labels)
 	}
-	undecoded := metric("parley_records_undecoded_total")
+	plain := func(name string) prometheus.Counter {
+		m := metric(name)
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: m.Name, Help: m.Help})
+	}
 	return &heard{
 		received: counter("parley_tasks_received_total"), tasks: counter("parley_tasks_total"),
 		attempts: counter("parley_attempts_total"), escalations: counter("parley_escalations_total"),
 		tokens:    counter("parley_tokens_spent_total"),
 		duration:  histogram("parley_task_duration_seconds", []float64{.01, .05, .25, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600, 72 * 3600}),
 		wait:      histogram("parley_task_wait_seconds", []float64{.001, .005, .01, .05, .25, 1, 5, 15, 60, 300, 900, 3600, 24 * 3600}),
-		undecoded: prometheus.NewCounter(prometheus.CounterOpts{Name: undecoded.Name, Help: undecoded.Help}),
-		session:   metric("parley_session_tokens").desc(),
-		agents:    bounded{most: maxAgents}, codes: bounded{most: maxCodes},
+		spans:     counter("parley_spans_total"),
+		undecoded: plain("parley_records_undecoded_total"), dropped: plain("parley_traces_dropped_total"),
+		session: metric("parley_session_tokens").desc(),
+		agents:  bounded{most: maxAgents}, codes: bounded{most: maxCodes},
 		sessions: make(map[subjects.SessionID]int64),
 	}
 }
 
 // collectors are what a page shows of it, sessions excepted.
 func (h *heard) collectors() []prometheus.Collector {
-	return []prometheus.Collector{h.received, h.tasks, h.attempts, h.escalations, h.tokens, h.duration, h.wait, h.undecoded}
+	return []prometheus.Collector{h.received, h.tasks, h.attempts, h.escalations, h.tokens, h.duration, h.wait, h.undecoded, h.spans, h.dropped}
 }
 
 // Describe implements prometheus.Collector.

@@ -60,6 +60,8 @@ func Metrics() []Metric {
 			Help: "Tokens that ended attempts have spent, of the sessions that spent most.",
 		},
 		counts("parley_records_undecoded_total", "Records heard that could not be read."),
+		counts("parley_spans_total", "Spans of traces: exported, or failed to be.", "result"),
+		counts("parley_traces_dropped_total", "Tasks that have ended and whose trace could not be made."),
 		fleet("parley_tasks", "Live tasks.", "state"),
 		fleet("parley_leases", "Tasks that an agent has in hand."),
 		fleet("parley_queue_depth", "Tasks that wait to be offered, by what they require; the 50 deepest queues.", "class"),

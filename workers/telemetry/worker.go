@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -15,6 +17,7 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
+	"parley/subjects/fleet"
 )
 
 // Path is where the page of metrics is.
@@ -27,6 +30,7 @@ const queue = "telemetry"
 type Config struct {
 	Bus     *bus.Bus
 	Version string       // of the program
+	OTLP    *OTLP        // where traces go; nil: nowhere
 	Log     *slog.Logger // nil: discarded
 }
 
@@ -45,6 +49,7 @@ type Worker struct {
 	log      *slog.Logger
 	heard    *heard
 	registry *prometheus.Registry
+	traces   *tracer // nil: none are made
 
 	ready atomic.Bool
 }
@@ -66,6 +71,12 @@ func New(cfg Config) (*Worker, error) {
 	for _, c := range all {
 		if err := w.registry.Register(c); err != nil {
 			return nil, fmt.Errorf("telemetry: %w", err)
+		}
+	}
+	if cfg.OTLP != nil {
+		var err error
+		if w.traces, err = newTracer(w, cfg.OTLP, cfg.Version); err != nil {
+			return nil, err
 		}
 	}
 	return w, nil
@@ -90,8 +101,21 @@ func (w *Worker) Handler() http.Handler {
 	return promhttp.HandlerFor(w.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4})
 }
 
-// Run counts until ctx ends.
+// Run counts until ctx ends, and sends the traces of what has ended by then. It
+// is for once.
 func (w *Worker) Run(ctx context.Context) error {
+	var tracing sync.WaitGroup
+	if w.traces != nil {
+		// What was heard is sent after ctx has ended.
+		work, abort := context.WithCancel(context.WithoutCancel(ctx))
+		defer abort()
+		tracing.Go(func() { w.traces.run(work) })
+		defer func() {
+			defer time.AfterFunc(flushFor, abort).Stop()
+			close(w.traces.stop)
+			tracing.Wait()
+		}()
+	}
 	sub, err := w.bus.Subscribe(subjects.EventPattern, queue, w.hear)
 	if err != nil {
 		return fmt.Errorf("telemetry: %w", err)
@@ -119,4 +143,7 @@ func (w *Worker) hear(m bus.Msg) {
 		return
 	}
 	w.heard.count(r, m.Header.Get(subjects.HeaderLevel))
+	if w.traces != nil && r.Kind == fleet.KindOutcome {
+		w.traces.outcome(r.TaskID)
+	}
 }
