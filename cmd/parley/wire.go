@@ -155,6 +155,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err = a.firstOperator(ctx); err != nil {
 		return err
 	}
+	h.serve(levelPath, levelPage(&a.level, log))
 	m := new(metrics)
 	all, err := a.workers(b, log, h, m)
 	if err != nil {
