@@ -25,7 +25,7 @@ func scrape(t *testing.T, http1 string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read
+	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestOneTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read
+	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	told := regexp.MustCompile(`it was told 00-` + trace + `-([0-9a-f]{16})-01`).FindSubmatch(body)
 	if err != nil || told == nil {

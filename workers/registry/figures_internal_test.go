@@ -29,8 +29,8 @@ func TestFiguresCountInstances(t *testing.T) {
 	v.cool("cooling", &fleet.AgentCooling{Until: now.Add(time.Minute)})
 	v.drain("drained", &fleet.AgentDrained{By: "op"}, now)
 	want := fleet.AgentFigures{
-		Agents: []fleet.AgentCount{{"busy", "none", 1}, {"cooling", "opus", 1}, {"draining", "opus", 1}, {"idle", "opus", 2}, {"lost", "opus", 1}},
-		MCP:    []fleet.MCPCount{{"db", "error", 1}, {"git", "ok", 2}},
+		Agents: []fleet.AgentCount{{State: "busy", Tier: "none", N: 1}, {State: "cooling", Tier: "opus", N: 1}, {State: "draining", Tier: "opus", N: 1}, {State: "idle", Tier: "opus", N: 2}, {State: "lost", Tier: "opus", N: 1}},
+		MCP:    []fleet.MCPCount{{Name: "db", Health: "error", N: 1}, {Name: "git", Health: "ok", N: 2}},
 	}
 	if diff := cmp.Diff(want, v.figures(now)); diff != "" {
 		t.Errorf("figures (-want +got):\n%s", diff)

@@ -3,7 +3,9 @@ package telemetry_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +24,7 @@ func start(t *testing.T, cfg telemetry.Config) *telemetry.Worker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
 	t.Cleanup(func() {
@@ -42,7 +44,7 @@ func start(t *testing.T, cfg telemetry.Config) *telemetry.Worker {
 func page(t *testing.T, w *telemetry.Worker) string {
 	t.Helper()
 	rec := httptest.NewRecorder()
-	w.Handler().ServeHTTP(rec, httptest.NewRequest("GET", telemetry.Path, nil))
+	w.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, telemetry.Path, nil))
 	if rec.Code != 200 {
 		t.Fatalf("GET %s = %d: %s", telemetry.Path, rec.Code, rec.Body)
 	}
@@ -194,7 +196,7 @@ func TestLabelsAreBounded(t *testing.T) {
 			AgentID: subjects.AgentID(fmt.Sprintf("a%d", i)), Ended: began, Tokens: int64(i + 1),
 			Code: subjects.Code(fmt.Sprintf("c%d", i)), Level: i,
 		}}
-		tell(t, b, e, fmt.Sprint(i+1))
+		tell(t, b, e, strconv.Itoa(i+1))
 	}
 	var text string
 	bustest.Eventually(t, "all are counted", func() bool {
