@@ -159,11 +159,11 @@ func TestChart(t *testing.T) {
 					t.Errorf("%s lets something through: %v", n, p.Spec.PolicyTypes)
 				}
 			}
-			if len(policies) != 8 || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
+			if len(policies) != 10 || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
 				t.Errorf("%d network policies, want one per worker, and webhooks may go where others do not", len(policies))
 			}
-			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != 8 {
-				t.Errorf("%d disruption budgets, want 8", len(budgets))
+			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != 10 {
+				t.Errorf("%d disruption budgets, want 10", len(budgets))
 			}
 			for n, h := range of(all, func(h *autoscalingv2.HorizontalPodAutoscaler) string { return h.Name }) {
 				if d := deployments[h.Spec.ScaleTargetRef.Name]; d == nil || d.Spec.Replicas != nil {
