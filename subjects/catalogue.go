@@ -220,7 +220,7 @@ func taskEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.event.<task>", Message: "TASK_EVENT",
-			Writer: "stream", Readers: "operator, gateway, dashboard",
+			Writer: "stream", Readers: "operator, gateway, telemetry, dashboard",
 			Description: "Each record once it is stored. Best effort: task events fills the gaps, and is how others than operators follow their tasks.",
 		},
 		{

@@ -134,6 +134,9 @@ type config struct {
 	HeartbeatTo   string   `envconfig:"PARLEY_HEARTBEAT_TO" json:"heartbeat_to" flag:"heartbeat-to" desc:"webhook endpoint that hears regularly that all is well, so that silence is noticed"`
 	HeartbeatEach span     `envconfig:"PARLEY_HEARTBEAT_EACH" json:"heartbeat_each" flag:"heartbeat-each" desc:"how often"`
 
+	OTLPEndpoint string `envconfig:"PARLEY_OTLP_ENDPOINT" json:"otlp_endpoint" flag:"otlp-endpoint" desc:"where the telemetry worker sends a trace of each task, by OTLP over HTTP, such as http://127.0.0.1:4318; empty: nowhere"`
+	OTLPHeaders  string `envconfig:"PARLEY_OTLP_HEADERS" json:"otlp_headers" flag:"otlp-headers" desc:"headers of those requests, NAME=VALUE,NAME=VALUE; better set in the environment than as a flag"`
+
 	Host     string `envconfig:"PARLEY_HOST" json:"host" flag:"host" desc:"address of the embedded broker"`
 	Port     int    `envconfig:"PARLEY_PORT" json:"port" flag:"port" desc:"port of the embedded broker; -1 is any free one"`
 	Callout  bool   `envconfig:"PARLEY_CALLOUT" json:"callout" flag:"callout" desc:"the embedded broker lets in who proves an identity of the fleet, and nobody else"`

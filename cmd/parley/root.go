@@ -48,6 +48,8 @@ type app struct {
 	conf *config
 	now  func() time.Time
 
+	level slog.LevelVar // of the log of workers
+
 	identities *callout.Identities // of the fleet that this process serves
 }
 
@@ -167,7 +169,7 @@ First steps, each in a terminal of its own:
 	add("run", a.upCommand(), a.serveCommand(), a.authCommand(), newDemoCommand(a))
 	add("use", a.taskCommand(), a.runCommand(), a.orchestrateCommand(), a.scheduleCommand(), a.sessionCommand(), a.identityCommand(), a.invokeCommand(), a.meshCommand(), a.agentCommand(), a.mcpCommand(), a.a2eCommand(),
 		a.a2aCommand(), a.escalationCommand(), a.webhookCommand(), a.auditCommand(), a.dlqCommand())
-	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand(), a.metricsCommand(), a.validateCommand())
+	add("know", a.subjectsCommand(), a.schemaCommand(), a.manCommand(), a.versionCommand(), a.doctorCommand(), a.metricsCommand(), a.topCommand(), a.validateCommand())
 	root.AddCommand(helpTopics(a.getenv)...)
 	root.SetHelpCommandGroupID("know")
 	root.SetCompletionCommandGroupID("know")
@@ -200,8 +202,9 @@ func (a *app) notice(format string, args ...any) {
 }
 
 // logger makes the process's logger: for eyes on a terminal, JSON otherwise.
-func (a *app) logger(least slog.Level) *slog.Logger {
-	level := max(a.conf.level(), least)
+func (a *app) logger(least slog.Level) *slog.Logger { return a.logAt(max(a.conf.level(), least)) }
+
+func (a *app) logAt(level slog.Leveler) *slog.Logger {
 	if a.conf.LogFormat == "text" || a.conf.LogFormat == "auto" && isTerminal(a.stderr) {
 		return slog.New(tint.NewTextHandler(a.stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly, NoColor: !a.colours(a.stderr)}))
 	}

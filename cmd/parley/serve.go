@@ -28,7 +28,7 @@ as you like: they share the work, and any of them can be killed at any time.`,
 
 // serve runs workers on an outside server until ctx ends.
 func (a *app) serve(ctx context.Context) error {
-	log := a.logger(slog.LevelDebug)
+	log := a.workerLog()
 	cfg := a.busConfig("parley serve", "worker")
 	cfg.InboxPrefix = a.conf.InboxPrefix // workers may hear every inbox
 	always, _, err := a.conf.sync()

@@ -210,7 +210,7 @@ func TestUsageErrors(t *testing.T) {
 	}{
 		{[]string{"fly"}, `unknown command "fly"`},
 		{[]string{"task", "sned"}, `unknown command "sned"`},
-		{[]string{"tsk"}, "next:  did you mean task? parley --help"},
+		{[]string{"tsk"}, "next:  did you mean task or top? parley --help"},
 		{[]string{"agent", "run", "--id", "x", "--mcp", "/nowhere", "--", "cat"}, "or leave --mcp out"},
 		{[]string{"task", "get"}, "expected one task id"},
 		{[]string{"task", "get", "a", "b"}, "expected one task id, got 2"},

@@ -47,7 +47,7 @@ func (a *app) up(ctx context.Context, save string) error {
 		return usage("--host %s would let other machines reach a broker that asks nobody who they are", a.conf.Host).
 			next("parley auth init DIR  and then  parley up --auth DIR; or parley up --callout; or, where nobody else is on the network, add --insecure")
 	}
-	log := a.logger(slog.LevelDebug)
+	log := a.workerLog()
 	always, every, err := a.conf.sync()
 	if err != nil {
 		return err

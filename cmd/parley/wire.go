@@ -28,7 +28,7 @@ import (
 // workerNames lists the workers that a process can run, in the order in which
 // they start; they stop in the reverse order.
 func workerNames() []string {
-	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "schedules", "webhooks", "escalation", "a2e", "gateway"}
+	return []string{"callout", "registry", "sessions", "audit", "router", "mesh", "runs", "schedules", "webhooks", "escalation", "telemetry", "a2e", "gateway"}
 }
 
 // worker makes the worker called name; its pages, if it has any, go to h, and
@@ -88,6 +88,8 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *me
 		}
 		m.add(func(f *fleet.Figures) { f.AddWebhooks(new(w.Figures())) })
 		return wired(w, nil)
+	case "telemetry":
+		return a.telemetry(b, log, h)
 	case "a2e":
 		return a.a2e(b, log, h)
 	case "gateway":
@@ -153,6 +155,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err = a.firstOperator(ctx); err != nil {
 		return err
 	}
+	h.serve(levelPath, levelPage(&a.level, log))
 	m := new(metrics)
 	all, err := a.workers(b, log, h, m)
 	if err != nil {

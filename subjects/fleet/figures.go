@@ -12,6 +12,60 @@ type TaskFigures struct {
 	Canceled  uint64    `json:"tasks_canceled"`
 	Failed    uint64    `json:"tasks_failed"` // error, blocked or expired
 	Queued    int       `json:"queue_depth"`
+
+	// States are the live tasks by state, Leases those that an agent has in
+	// hand, Classes the deepest queues; the whole fleet's, as Queued is.
+	States  map[State]int  `json:"tasks_by_state,omitempty"`
+	Leases  int            `json:"leases"`
+	Classes []ClassFigures `json:"queues,omitempty"`
+}
+
+// MaxClasses is how many queues TaskFigures tells of.
+const MaxClasses = 50
+
+// ClassFigures are those of the tasks with the same requirements that wait to
+// be offered. Class says what they ask for; it is short, and no two are alike.
+type ClassFigures struct {
+	Class         string  `json:"class"`
+	Depth         int     `json:"depth"`
+	OldestSeconds float64 `json:"oldest_seconds"`
+}
+
+// AgentFigures are what a registry tells of the fleet.
+type AgentFigures struct {
+	Agents []AgentCount `json:"agents"`
+	MCP    []MCPCount   `json:"mcp_servers"`
+}
+
+// AgentCount is how many instances of a model tier are in a state: idle, busy,
+// draining, cooling or lost.
+type AgentCount struct {
+	State string `json:"state"`
+	Tier  string `json:"tier"`
+	N     int    `json:"n"`
+}
+
+// MCPCount is how many live instances find an MCP server in a state of health.
+type MCPCount struct {
+	Name   string `json:"name"`
+	Health string `json:"health"`
+	N      int    `json:"n"`
+}
+
+// States of AgentCount.
+const (
+	AgentIdle    = "idle"
+	AgentBusy    = "busy"
+	AgentCooled  = "cooling"
+	AgentDrains  = "draining"
+	AgentMissing = "lost"
+)
+
+// AlertFigures are what an escalation worker tells: the tasks that wait for a
+// human, and the open alerts about them.
+type AlertFigures struct {
+	Waiting int `json:"waiting_tasks"`
+	Alerts  int `json:"alerts"`
 }
 
 // WebhookFigures are what a webhooks worker tells of itself there: the HTTP
@@ -47,6 +101,9 @@ func (f *Figures) AddTasks(t *TaskFigures) {
 	f.Completed += t.Completed
 	f.Canceled += t.Canceled
 	f.Failed += t.Failed
+	if len(t.States) > 0 && (len(f.States) == 0 || t.Queued >= f.Queued) {
+		f.States, f.Leases, f.Classes = t.States, t.Leases, t.Classes
+	}
 	f.Queued = max(f.Queued, t.Queued)
 }
 

@@ -113,6 +113,9 @@ var doors = []struct {
 	// Clients that only connect must not link a server.
 	{"github.com/nats-io/nats-server", []string{"bus/embedded", "bus/bustest", "test"}},
 	{"parley/bus/embedded", []string{"bus/embedded", "bus/bustest", "cmd", "test"}},
+	{"github.com/prometheus", []string{"workers/telemetry"}},
+	{"go.opentelemetry.io", []string{"workers/telemetry"}},
+	{"charm.land", []string{"cmd/parley"}},
 	{"github.com/zricethezav/gitleaks", []string{"workers/sessions/secrets"}},
 	{"github.com/a2aproject", []string{"workers/gateway", "workers/agent/remote", "test"}},
 }

@@ -129,7 +129,7 @@ func TestChart(t *testing.T) {
 				t.Fatal(err)
 			}
 			deployments := of(all, func(d *appsv1.Deployment) string { return d.Name })
-			want := []string{"fleet-parley-audit", "fleet-parley-escalation", "fleet-parley-mesh", "fleet-parley-registry", "fleet-parley-router", "fleet-parley-runs", "fleet-parley-schedules", "fleet-parley-sessions", "fleet-parley-webhooks"}
+			want := []string{"fleet-parley-audit", "fleet-parley-escalation", "fleet-parley-mesh", "fleet-parley-registry", "fleet-parley-router", "fleet-parley-runs", "fleet-parley-schedules", "fleet-parley-sessions", "fleet-parley-telemetry", "fleet-parley-webhooks"}
 			if name == "full" {
 				want = append([]string{"fleet-parley-agent-claude", "fleet-parley-agent-echo"}, want...)
 			}
@@ -159,11 +159,11 @@ func TestChart(t *testing.T) {
 					t.Errorf("%s lets something through: %v", n, p.Spec.PolicyTypes)
 				}
 			}
-			if len(policies) != 8 || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
+			if len(policies) != 10 || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
 				t.Errorf("%d network policies, want one per worker, and webhooks may go where others do not", len(policies))
 			}
-			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != 8 {
-				t.Errorf("%d disruption budgets, want 8", len(budgets))
+			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != 10 {
+				t.Errorf("%d disruption budgets, want 10", len(budgets))
 			}
 			for n, h := range of(all, func(h *autoscalingv2.HorizontalPodAutoscaler) string { return h.Name }) {
 				if d := deployments[h.Spec.ScaleTargetRef.Name]; d == nil || d.Spec.Replicas != nil {
@@ -279,7 +279,7 @@ func TestCompose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := p.ServiceNames(), []string{"agent", "audit", "escalation", "mesh", "n1", "n2", "n3", "registry", "router", "runs", "schedules", "sessions", "webhooks"}; !slices.Equal(got, want) {
+	if got, want := p.ServiceNames(), []string{"agent", "audit", "escalation", "mesh", "n1", "n2", "n3", "registry", "router", "runs", "schedules", "sessions", "telemetry", "webhooks"}; !slices.Equal(got, want) {
 		t.Errorf("services %q, want %q", got, want)
 	}
 	for name, s := range p.Services {

@@ -308,6 +308,8 @@ func TestMeshInMidTask(t *testing.T) {
 	defer end()
 	budgets := make(chan int64, 2)
 	const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	parent := fleet.TraceOf("the-task", trace)
+	fromAttempt := parent.Traceparent(parent.Span(fleet.SpanAttempt, 1))
 	live := func(c agent.Config) {
 		c.Bus, c.Heartbeat = b, time.Second
 		w, err := agent.New(c)
@@ -322,7 +324,7 @@ func TestMeshInMidTask(t *testing.T) {
 	}
 	for _, id := range []subjects.AgentID{"isa", "linda"} {
 		live(agent.Config{ID: id, Handler: agent.Echo{}, Inbox: agent.InboxFunc(func(_ context.Context, m *mesh.Message) (agent.LetterReply, error) {
-			if m.TaskID != "the-task" || m.From != "lead" || !m.Untrusted || m.Traceparent != trace {
+			if m.TaskID != "the-task" || m.From != "lead" || !m.Untrusted || m.Traceparent != fromAttempt {
 				return agent.LetterReply{}, fmt.Errorf("it came as %+v", m)
 			}
 			budgets <- m.TokenBudget

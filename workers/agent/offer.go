@@ -104,6 +104,9 @@ func fillOffer(d *fleet.Dispatch, now time.Time) {
 	if d.Deadline == nil {
 		d.Deadline = new(now.Add(fleet.DefaultDeadline))
 	}
+	// What the agent does is part of its attempt.
+	trace := fleet.TraceOf(d.Task.TaskID, d.Traceparent)
+	d.Traceparent = trace.Traceparent(trace.Span(fleet.SpanAttempt, d.Attempt))
 }
 
 func (w *Worker) accept(m bus.Msg) bool {

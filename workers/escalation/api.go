@@ -22,6 +22,7 @@ func (w *Worker) service() bus.Service {
 	s := bus.Service{
 		Name: "escalation", Version: w.cfg.Version, Queue: "escalation",
 		Description: "Alerts for humans, and their answers", Metadata: map[string]string{"kind": "escalation"},
+		Figures: func() any { return w.Figures() },
 	}
 	add := func(verb, does string, call func(context.Context, subjects.AgentID, []byte) (any, error)) {
 		pattern := subjects.APIPattern("escalation", verb)
@@ -230,4 +231,17 @@ func (w *Worker) refuse(ctx context.Context, alert, by, why string) {
 		return
 	}
 	w.event(ctx, fleet.AlertEvent{AlertID: alert, Event: "refused", By: clip(by, 200), Message: clip(why, 500)})
+}
+
+// Figures count what waits for humans; any goroutine may call it.
+func (w *Worker) Figures() fleet.AlertFigures {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := fleet.AlertFigures{Waiting: len(w.view.byTask)}
+	for _, g := range w.view.groups {
+		if len(g.tasks) > 0 {
+			f.Alerts++
+		}
+	}
+	return f
 }

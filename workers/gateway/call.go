@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"parley/subjects"
+	"parley/subjects/fleet"
 )
 
 // The protocol that is served here, and the headers that go with it.
@@ -19,6 +20,8 @@ const (
 	headerExtensions = "A2A-Extensions"
 	headerIdempotent = "Idempotency-Key"
 	headerLastEvent  = "Last-Event-ID"
+
+	headerTraceparent = "traceparent"
 )
 
 // anonymous is who everybody is where nobody is asked.
@@ -31,6 +34,7 @@ type call struct {
 	active      []string // that count
 	key         string   // idempotency key
 	lastEventID string
+	traceparent string         // W3C trace context; "" where it is none
 	base        base           // where the caller reached us
 	activated   func([]string) // tells the client, before the answer
 }
@@ -90,6 +94,9 @@ func (w *Worker) admitAs(id subjects.AgentID, p params, version func() error) (*
 	c := &call{
 		from: id, extensions: splitList(p.Values(headerExtensions)),
 		key: first(p, headerIdempotent), lastEventID: first(p, headerLastEvent),
+	}
+	if t := first(p, headerTraceparent); fleet.ValidTraceparent(t) {
+		c.traceparent = t // what is none is passed over, as W3C has it
 	}
 	if slices.Contains(c.extensions, ContractURI) {
 		c.active = []string{ContractURI}

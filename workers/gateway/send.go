@@ -142,8 +142,9 @@ func newDispatch(c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest
 	if c.key != "" {
 		d.Task.IdempotencyKey = c.key
 		d.Input.ContextID = pick(d.Input.ContextID, uuid.NewSHA1(idsOfKeys, []byte(string(c.from)+"\x00"+c.key)).String())
-		return d, nil
+		return d, nil // without a trace: a repeated request has another one
 	}
+	d.Traceparent = c.traceparent
 	v7, err := uuid.NewV7()
 	if err != nil {
 		return nil, err

@@ -181,6 +181,7 @@ func (w *Worker) service() bus.Service {
 		Name: "registry", Version: w.cfg.Version, Queue: "registry",
 		Description: "Lists the fleet's agents",
 		Metadata:    map[string]string{"kind": "registry"},
+		Figures:     func() any { return w.Figures() },
 		Endpoints: []bus.Endpoint{{
 			Name: "agent_list", Subject: subjects.APIPattern("agent", "list"), Handle: w.list,
 			Metadata: map[string]string{"request": "AgentList", "reply": "AgentListReply"},

@@ -1,6 +1,10 @@
 package router
 
 import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -41,6 +45,56 @@ func (w *Worker) Figures() fleet.TaskFigures {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t.Queued = w.core.counts[codeOfState(fleet.StateQueued)]
+	w.core.tell(&t, time.Now())
 	return t
+}
+
+// tell adds what is there now.
+func (c *core) tell(t *fleet.TaskFigures, now time.Time) {
+	t.Queued = c.counts[codeOfState(fleet.StateQueued)]
+	t.States = make(map[fleet.State]int, 3)
+	for code, s := range states {
+		if s != "" && !s.Terminal() {
+			t.States[s] = c.counts[code]
+		}
+	}
+	for _, h := range c.hot {
+		if held(h.ev) {
+			t.Leases++
+		}
+	}
+	deepest := make([]*class, 0, len(c.waiting))
+	for _, cl := range c.classes {
+		if cl.queued > 0 {
+			deepest = append(deepest, cl)
+		}
+	}
+	slices.SortFunc(deepest, func(a, b *class) int { return cmp.Or(b.queued-a.queued, strings.Compare(a.key, b.key)) })
+	for _, cl := range deepest[:min(len(deepest), fleet.MaxClasses)] {
+		oldest := now.UnixNano()
+		for _, q := range cl.queues {
+			if q.head != 0 {
+				oldest = min(oldest, c.x.at(q.head).created)
+			}
+		}
+		t.Classes = append(t.Classes, fleet.ClassFigures{
+			Class: cl.label(), Depth: cl.queued, OldestSeconds: time.Duration(now.UnixNano() - oldest).Seconds(),
+		})
+	}
+}
+
+// maxLabel is how much of a class's key its label shows, in bytes.
+const maxLabel = 100
+
+// label names the class for people; its hash tells those apart that are too
+// long to be shown.
+func (c *class) label() string {
+	key := strings.TrimSuffix(c.key, ";")
+	switch {
+	case key == "":
+		return "any"
+	case len(key) > maxLabel:
+		return strings.ToValidUTF8(key[:maxLabel], "") + "…" + strconv.FormatUint(c.hash, 36)
+	}
+	return key
 }

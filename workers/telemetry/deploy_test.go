@@ -1,0 +1,205 @@
+package telemetry_test
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"parley/workers/telemetry"
+)
+
+var update = flag.Bool("update", false, "write the table of metrics in the guide")
+
+const shipped = "../../deploy/observability/"
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// selectors finds a metric's name and what stands in braces behind it.
+var (
+	selectors = regexp.MustCompile(`(parley_[a-z_]+)(?:\{([^}]*)\})?`)
+	label     = regexp.MustCompile(`(\w+)\s*(?:=~|!=|!~|=)`)
+	grouping  = regexp.MustCompile(`by \(([^)]*)\)`)
+)
+
+// checkExpr reports what an expression names that is not on the page.
+func checkExpr(t *testing.T, where, expr string) {
+	t.Helper()
+	known := []string{"le"}
+	found := selectors.FindAllStringSubmatch(expr, -1)
+	if len(found) == 0 {
+		t.Errorf("%s: %s names no metric of the fleet", where, expr)
+	}
+	for _, m := range found {
+		i := slices.IndexFunc(telemetry.Metrics(), func(k telemetry.Metric) bool {
+			if k.Type == "histogram" {
+				return slices.Contains([]string{k.Name + "_bucket", k.Name + "_sum", k.Name + "_count"}, m[1])
+			}
+			return k.Name == m[1]
+		})
+		if i < 0 {
+			t.Errorf("%s: there is no metric %s", where, m[1])
+			continue
+		}
+		metric := telemetry.Metrics()[i]
+		known = append(known, metric.Labels...)
+		for _, l := range label.FindAllStringSubmatch(m[2], -1) {
+			if !slices.Contains(metric.Labels, l[1]) {
+				t.Errorf("%s: %s has no label %s", where, metric.Name, l[1])
+			}
+		}
+		if metric.Fleet && !regexp.MustCompile(`(max|min|absent)( by \([^)]*\) )?\((rate\()?`+m[1]).MatchString(expr) {
+			t.Errorf("%s: %s is the same everywhere, so take its maximum: %s", where, metric.Name, expr)
+		}
+	}
+	for _, g := range grouping.FindAllStringSubmatch(expr, -1) {
+		for l := range strings.SplitSeq(g[1], ", ") {
+			if !slices.Contains(known, l) {
+				t.Errorf("%s: no metric of %s has the label %s", where, expr, l)
+			}
+		}
+	}
+}
+
+// TestAlertsNameWhatThereIs: rules name metrics and labels that exist, and each
+// has its runbook.
+func TestAlertsNameWhatThereIs(t *testing.T) {
+	t.Parallel()
+	var file struct {
+		Groups []struct {
+			Rules []struct {
+				Alert, Expr string
+				Labels      map[string]string
+				Annotations map[string]string
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, shipped+"alerts.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	operations, n := read(t, "../../docs/guide/operations.md"), 0
+	for _, g := range file.Groups {
+		for _, r := range g.Rules {
+			n++
+			checkExpr(t, r.Alert, r.Expr)
+			if want := "docs/guide/operations.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
+				t.Errorf("%s: runbook %q, want %q", r.Alert, r.Annotations["runbook"], want)
+			}
+			if !strings.Contains(operations, "\n### "+r.Alert+"\n\n") {
+				t.Errorf("docs/guide/operations.md has no heading %s", r.Alert)
+			}
+			if r.Annotations["summary"] == "" || !slices.Contains([]string{"warning", "critical"}, r.Labels["severity"]) {
+				t.Errorf("%s: summary %q, severity %q", r.Alert, r.Annotations["summary"], r.Labels["severity"])
+			}
+		}
+	}
+	if runbooks := strings.Count(operations, "\n### Parley"); n != 13 || runbooks != n {
+		t.Errorf("%d alerts and %d runbooks, want 13 of each", n, runbooks)
+	}
+}
+
+// TestPromtool has Prometheus's own tool read and try the rules.
+func TestPromtool(t *testing.T) {
+	t.Parallel()
+	tool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("PROMTOOL IS NOT INSTALLED: nobody but Prometheus itself has tried the alerts (apt-get install prometheus)")
+	}
+	for _, args := range [][]string{
+		{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}, {"check", "config", "prometheus.yaml"},
+	} {
+		cmd := exec.CommandContext(t.Context(), tool, args...)
+		cmd.Dir = shipped
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), tool, "check", "metrics")
+	cmd.Stdin = strings.NewReader(onlyOurs(lintable(t)))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("promtool check metrics: %v\n%s", err, out)
+	}
+}
+
+// TestDashboardShowsWhatThereIs: its expressions name metrics that exist, and
+// every metric is somewhere on it.
+func TestDashboardShowsWhatThereIs(t *testing.T) {
+	t.Parallel()
+	text := read(t, shipped+"dashboard.json")
+	var d struct {
+		UID    string
+		Panels []struct {
+			ID      int
+			Title   string
+			Targets []struct{ Expr, LegendFormat string }
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &d); err != nil {
+		t.Fatal(err)
+	}
+	ids := map[int]bool{}
+	for _, p := range d.Panels {
+		if ids[p.ID] || p.Title == "" || len(p.Targets) == 0 {
+			t.Errorf("panel %d %q with %d targets", p.ID, p.Title, len(p.Targets))
+		}
+		ids[p.ID] = true
+		for _, target := range p.Targets {
+			checkExpr(t, p.Title, target.Expr)
+		}
+	}
+	hidden := []string{"parley_build_info", "parley_stream_replicas", "parley_records_undecoded_total"}
+	for _, m := range telemetry.Metrics() {
+		if !strings.Contains(text, m.Name) && !slices.Contains(hidden, m.Name) {
+			t.Errorf("the dashboard does not show %s", m.Name)
+		}
+	}
+}
+
+// TestTheGuideListsAllMetrics: -update writes the table.
+func TestTheGuideListsAllMetrics(t *testing.T) {
+	t.Parallel()
+	const path, begin, end = "../../docs/guide/observability.md", "-update -->\n", "<!-- end -->"
+	var b strings.Builder
+	b.WriteString("\n| metric | type | labels | is |\n| --- | --- | --- | --- |\n")
+	for _, m := range telemetry.Metrics() {
+		kind, labels := m.Type, ""
+		if m.Fleet {
+			kind += ", *fleet*"
+		}
+		if len(m.Labels) > 0 {
+			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, kind, labels, m.Help)
+	}
+	b.WriteString("\n")
+	guide := read(t, path)
+	before, rest, ok := strings.Cut(guide, begin)
+	_, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatal("the guide has no place for the table")
+	}
+	want := before + begin + b.String() + end + after
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if guide != want {
+		t.Error("the table is not that of the metrics: go test ./workers/telemetry -update")
+	}
+}

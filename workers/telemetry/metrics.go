@@ -1,0 +1,87 @@
+package telemetry
+
+import (
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Types of Metric.
+const (
+	typeCounter   = "counter"
+	typeGauge     = "gauge"
+	typeHistogram = "histogram"
+)
+
+// Metric is one of the page, those of the Go runtime and of the process
+// excepted.
+type Metric struct {
+	Name, Type string
+	Labels     []string
+	Help       string
+	// Fleet says that the value is the whole fleet's, the same from every
+	// worker: take the maximum over them. The others add up.
+	Fleet bool
+}
+
+func (m Metric) desc() *prometheus.Desc { return prometheus.NewDesc(m.Name, m.Help, m.Labels, nil) }
+
+// metric is the one of that name.
+func metric(name string) Metric {
+	for _, m := range Metrics() {
+		if m.Name == name {
+			return m
+		}
+	}
+	panic(fmt.Sprintf("telemetry: there is no metric %s", name)) // a broken invariant: names are constants
+}
+
+// Metrics lists all metrics of the fleet.
+func Metrics() []Metric {
+	fleet := func(name, help string, labels ...string) Metric {
+		return Metric{Name: name, Type: typeGauge, Labels: labels, Help: help, Fleet: true}
+	}
+	counts := func(name, help string, labels ...string) Metric {
+		return Metric{Name: name, Type: typeCounter, Labels: labels, Help: help}
+	}
+	times := func(name, help string, labels ...string) Metric {
+		return Metric{Name: name, Type: typeHistogram, Labels: labels, Help: help}
+	}
+	return []Metric{
+		counts("parley_tasks_received_total", "Tasks accepted.", "priority"),
+		counts("parley_tasks_total", "Tasks that have ended, by outcome.", "priority", "outcome"),
+		times("parley_task_duration_seconds", "From dispatch to outcome.", "priority", "outcome"),
+		times("parley_task_wait_seconds", "From dispatch, or the end of the last attempt, until an agent accepts.", "priority"),
+		counts("parley_attempts_total", "Attempts that have ended; code is ok or why not, level the rung of escalation that answered.", "code", "level"),
+		counts("parley_escalations_total", "Escalations, by level: 1 the same agent, 2 another one, 3 a human.", "level"),
+		counts("parley_tokens_spent_total", "Tokens that ended attempts have spent.", "agent"),
+		{
+			Name: "parley_session_tokens", Type: typeGauge, Labels: []string{"session"},
+			Help: "Tokens that ended attempts have spent, of the sessions that spent most.",
+		},
+		counts("parley_records_undecoded_total", "Records heard that could not be read."),
+		counts("parley_spans_total", "Spans of traces: exported, or failed to be.", "result"),
+		counts("parley_traces_dropped_total", "Tasks that have ended and whose trace could not be made."),
+		fleet("parley_tasks", "Live tasks.", "state"),
+		fleet("parley_leases", "Tasks that an agent has in hand."),
+		fleet("parley_queue_depth", "Tasks that wait to be offered, by what they require; the 50 deepest queues.", "class"),
+		fleet("parley_queue_oldest_seconds", "Age of the oldest task of a queue.", "class"),
+		fleet("parley_agents", "Instances of agents: idle, busy, draining, cooling or lost.", "state", "tier"),
+		fleet("parley_mcp_servers", "Live instances that find an MCP server in that health.", "name", "health"),
+		fleet("parley_waiting_for_human", "Tasks that wait for a human."),
+		fleet("parley_alerts", "Open alerts about them."),
+		{
+			Name: "parley_webhook_deliveries_total", Type: typeCounter, Labels: []string{"result"}, Fleet: true,
+			Help: "HTTP exchanges of webhooks that have ended.",
+		},
+		fleet("parley_workers", "Running workers.", "worker"),
+		fleet("parley_source_up", "Whether what the gauges come from answered: a kind of worker, or jetstream.", "source"),
+		fleet("parley_stream_messages", "Messages that a stream holds.", "stream"),
+		fleet("parley_stream_bytes", "Bytes that a stream holds.", "stream"),
+		fleet("parley_stream_limit_bytes", "Bytes that a stream may hold; absent without a limit.", "stream"),
+		fleet("parley_stream_replicas", "Copies that a stream is to have.", "stream"),
+		fleet("parley_consumer_pending", "Messages that a durable consumer has not been given yet.", "stream", "consumer"),
+		fleet("parley_consumer_unacknowledged", "Messages given to a durable consumer and not acknowledged yet.", "stream", "consumer"),
+		fleet("parley_build_info", "The program; the value is 1.", "version", "goversion"),
+	}
+}

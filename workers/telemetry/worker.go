@@ -1,0 +1,149 @@
+package telemetry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// Path is where the page of metrics is.
+const Path = "/metrics"
+
+// queue is shared by all workers of this kind: each record counts once.
+const queue = "telemetry"
+
+// Config is what a telemetry worker needs. Only Bus is required.
+type Config struct {
+	Bus     *bus.Bus
+	Version string       // of the program
+	OTLP    *OTLP        // where traces go; nil: nowhere
+	Log     *slog.Logger // nil: discarded
+}
+
+func (c Config) withDefaults() Config {
+	c.Version = cmp.Or(c.Version, "0.0.0")
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Worker is a telemetry worker. New is required.
+type Worker struct {
+	// Fixed after New.
+	bus      *bus.Bus
+	log      *slog.Logger
+	heard    *heard
+	registry *prometheus.Registry
+	traces   *tracer // nil: none are made
+
+	ready atomic.Bool
+}
+
+// New checks cfg and wires a worker; it starts nothing.
+func New(cfg Config) (*Worker, error) {
+	cfg = cfg.withDefaults()
+	if cfg.Bus == nil {
+		return nil, errors.New("telemetry: Config.Bus is required")
+	}
+	w := &Worker{
+		bus: cfg.Bus, log: cfg.Log.With(slog.String("component", "telemetry")),
+		heard: newHeard(), registry: prometheus.NewRegistry(),
+	}
+	all := []prometheus.Collector{
+		w.heard, &asked{bus: cfg.Bus, version: cfg.Version, log: w.log},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	}
+	for _, c := range all {
+		if err := w.registry.Register(c); err != nil {
+			return nil, fmt.Errorf("telemetry: %w", err)
+		}
+	}
+	if cfg.OTLP != nil {
+		var err error
+		if w.traces, err = newTracer(w, cfg.OTLP, cfg.Version); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// Name names the worker in logs.
+func (w *Worker) Name() string { return "telemetry" }
+
+// Ready returns nil once the worker hears what there is to count.
+func (w *Worker) Ready() error {
+	switch {
+	case !w.bus.Connected():
+		return errors.New("not connected to the bus")
+	case !w.ready.Load():
+		return errors.New("subscribing to the records")
+	}
+	return nil
+}
+
+// Handler is the page of metrics.
+func (w *Worker) Handler() http.Handler {
+	return promhttp.HandlerFor(w.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4})
+}
+
+// Run counts until ctx ends, and sends the traces of what has ended by then. It
+// is for once.
+func (w *Worker) Run(ctx context.Context) error {
+	var tracing sync.WaitGroup
+	if w.traces != nil {
+		// What was heard is sent after ctx has ended.
+		work, abort := context.WithCancel(context.WithoutCancel(ctx))
+		defer abort()
+		tracing.Go(func() { w.traces.run(work) })
+		defer func() {
+			defer time.AfterFunc(flushFor, abort).Stop()
+			close(w.traces.stop)
+			tracing.Wait()
+		}()
+	}
+	sub, err := w.bus.Subscribe(subjects.EventPattern, queue, w.hear)
+	if err != nil {
+		return fmt.Errorf("telemetry: %w", err)
+	}
+	w.ready.Store(true)
+	w.log.Info("telemetry worker serves")
+	<-ctx.Done()
+	w.ready.Store(false)
+	if err := sub.Drain(); err != nil {
+		w.log.Debug("drain", slog.Any("error", err))
+	}
+	return nil
+}
+
+// hear takes a record.
+func (w *Worker) hear(m bus.Msg) {
+	kind := m.Header.Get(subjects.HeaderKind)
+	if !counted(kind) {
+		return
+	}
+	r, err := decode(m.Data)
+	if err != nil {
+		w.heard.undecoded.Inc()
+		w.log.Debug("record not counted", slog.String("subject", m.Subject), slog.Any("error", err))
+		return
+	}
+	w.heard.count(r, m.Header.Get(subjects.HeaderLevel))
+	if w.traces != nil && r.Kind == fleet.KindOutcome {
+		w.traces.outcome(r.TaskID)
+	}
+}
