@@ -56,6 +56,7 @@ func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.Escalat
 		return nil, subjects.Errorf(subjects.CodeUnavailable, "somebody's answer to alert %s is being carried out", req.ID).RetryAfter(time.Second)
 	}
 	defer w.release(id)
+	about := w.waiting(id) // once the answer is stored, other workers carry it out, too
 	crash.Point("before_answer")
 	if err := w.putAlert(ctx, id, *a, rev); err != nil {
 		if errors.Is(err, bus.ErrConflict) {
@@ -67,12 +68,18 @@ func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.Escalat
 	w.event(ctx, fleet.AlertEvent{AlertID: a.AlertID, Event: "answered", By: by, Message: verb})
 	done, err := w.carryOut(ctx, id)
 	if done != nil {
-		done.ID = a.AlertID
+		done.ID, done.Tasks = a.AlertID, max(done.Tasks, about)
 	}
 	if errors.Is(err, errLater) && done.Applied > 0 {
 		err = nil // the rest follows
 	}
 	return done, err
+}
+
+// waiting counts the tasks of a group.
+func (w *Worker) waiting(id string) (n int) {
+	w.with(func(v *view) { n = len(v.groups[id].tasks) })
+	return n
 }
 
 // left counts the tasks that the answer of a group's alert is still about.
