@@ -113,6 +113,9 @@ func (d *driver) run(ctx context.Context) {
 // has ended.
 func (d *driver) turn(ctx context.Context, rec *run.Record, rev uint64, all bool) (wrote bool, err error) {
 	now := time.Now().UTC()
+	for _, f := range d.fans {
+		f.pause(rec.State == run.Paused)
+	}
 	if rec.Cancel != "" {
 		return d.store(ctx, rec, rev, Cancel(rec, rec.Cancel, now))
 	}

@@ -34,16 +34,17 @@ type fan struct {
 	log    *slog.Logger
 	halt   func() // ends its work and waits for that
 
-	mu    sync.Mutex // guards all below
-	over  *Outcome
-	count *run.Items
+	mu     sync.Mutex // guards all below
+	over   *Outcome
+	count  *run.Items
+	paused bool
 }
 
 // fan gives the fan-out of a node that is under way, and begins to work on it.
 func (d *driver) fan(ctx context.Context, rec *run.Record, node *run.Node, n run.Status) *fan {
 	f := d.fans[n.TaskID]
 	if f == nil {
-		f = &fan{driver: d, rec: rec, node: node, status: n, log: d.log.With(slog.String("node", string(node.Name())))}
+		f = &fan{driver: d, rec: rec, node: node, status: n, paused: rec.State == run.Paused, log: d.log.With(slog.String("node", string(node.Name())))}
 		d.fans[n.TaskID] = f
 		work, stop := context.WithCancel(ctx)
 		over := make(chan struct{})
@@ -67,6 +68,20 @@ func (f *fan) items() *run.Items {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.count
+}
+
+// pause has it begin nothing more while on.
+func (f *fan) pause(on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.paused = on
+}
+
+// pausing says that nothing more is begun for now.
+func (f *fan) pausing() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.paused
 }
 
 // work works on the items until all have ended, or ctx.
@@ -285,7 +300,7 @@ func (p *pool) stopped() bool { return p.failed != nil && p.node.OnFailure != ru
 
 // begin dispatches as many items as may be under way.
 func (p *pool) begin(ctx context.Context) {
-	for p.next < len(p.list) && len(p.open) < p.most && p.inCalls < fanCalls && len(p.late) == 0 && !p.stopped() {
+	for p.next < len(p.list) && len(p.open) < p.most && p.inCalls < fanCalls && len(p.late) == 0 && !p.stopped() && !p.pausing() {
 		if _, over := p.ended[p.next]; !over {
 			p.beginItem(ctx, p.next)
 		}
@@ -412,7 +427,7 @@ func (p *pool) askAll(ctx context.Context) {
 		if _, over := p.ended[i]; over {
 			continue
 		}
-		if p.inCalls >= fanCalls || p.stopped() {
+		if p.inCalls >= fanCalls || p.stopped() || p.pausing() {
 			p.late = append(p.late, late[n:]...)
 			break
 		}

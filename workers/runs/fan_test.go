@@ -101,6 +101,46 @@ func TestFanOut(t *testing.T) {
 	}
 }
 
+// While a run is paused its fan-outs begin nothing, and go on when it is resumed.
+func TestFanOutPauses(t *testing.T) {
+	t.Parallel()
+	const n = 300
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	may := make(chan struct{}, n)
+	work := files(n, func(string) bool { return false })
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+		if !strings.HasPrefix(d.Brief, "list") {
+			<-may
+		}
+		return work(d)
+	}
+	serve(t, runs.Config{Bus: b})
+	id := start(t, b, fmt.Sprintf(mapReduce, "pausing", 7, ""))
+	underWay := func() int { return k.count(func(j *job) bool { return !j.view.State.Terminal() }) }
+	bustest.Eventually(t, "seven are under way", func() bool { return underWay() == 7 })
+	if _, err := ask[run.Record](t, b, "pause", &run.Ref{RunID: id}); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "none is", func() bool {
+		select {
+		case may <- struct{}{}:
+		default:
+		}
+		return underWay() == 0
+	})
+	if got := k.count(func(*job) bool { return true }); got > n/2 {
+		t.Errorf("%d tasks were begun, of a run that was paused at 8", got)
+	}
+	close(may)
+	if _, err := ask[run.Record](t, b, "resume", &run.Ref{RunID: id}); err != nil {
+		t.Fatal(err)
+	}
+	if r := until(t, b, id, run.Done); r.Nodes["each"].Items.Done != n {
+		t.Errorf("%d items are done, want %d", r.Nodes["each"].Items.Done, n)
+	}
+}
+
 // Whatever the sizes, failures and what is done about them: a fan-out ends as a
 // simple model says, and a retry does what failed, and nothing else.
 func TestFanOutAgainstAModel(t *testing.T) {
