@@ -20,7 +20,7 @@ RACE     ?= $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 # RERUN=1 runs the few tests again that failed, once, and says which they were:
 # for a machine that is shared. A data race fails at once.
 RERUN    ?=
-rerun     = $(if $(RERUN),--rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-report=bin/reruns)
+rerun     = $(if $(RERUN),--rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-abort-on-data-race --rerun-fails-report=bin/reruns)
 
 # The version comes from VERSION; asking Git again fails in a clone that
 # belongs to another user.

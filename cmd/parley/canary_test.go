@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,9 +20,10 @@ import (
 func TestCanary(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var broken error
+		broken := errors.New("no write")
+		var breaks atomic.Bool
 		c := newCanary(func(ctx context.Context) error {
-			if broken == nil {
+			if !breaks.Load() {
 				return nil
 			}
 			<-ctx.Done() // it says nothing at all
@@ -31,7 +33,7 @@ func TestCanary(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- c.Run(ctx) }()
 		synctest.Wait()
-		broken = errors.New("no write")
+		breaks.Store(true)
 		time.Sleep(canaryLimit - canaryEvery)
 		if err := c.Ready(); err != nil {
 			t.Errorf("not ready after %s: %v", canaryLimit-canaryEvery, err)
@@ -40,7 +42,7 @@ func TestCanary(t *testing.T) {
 		if err := c.Ready(); !errors.Is(err, broken) {
 			t.Errorf("Ready = %v, want %v", err, broken)
 		}
-		broken = nil
+		breaks.Store(false)
 		time.Sleep(2 * canaryEvery)
 		if err := c.Ready(); err != nil {
 			t.Errorf("not ready once it is mended: %v", err)
