@@ -83,6 +83,8 @@ a day, as all are. The exit code is 1 if anything is not as it must be.
 
 Where you come by an identity it must be an operator's: the simulated agents get
 identities, which are revoked at the end, and proofs and signatures are tried.
+Where you come by credentials of parley auth, take the workers', who may announce
+anybody: PARLEY_CREDS=DIR/creds/default/worker.creds.
 
 The agents stand for those of the reference run, discovery, compose, secrets and
 review: all of them, or those that are named.`,
@@ -302,7 +304,7 @@ func (v *validation) startAgents(ctx context.Context) (string, error) {
 			}
 		})
 	}
-	return fmt.Sprintf("%d are live", len(all)), v.until(ctx, "the simulated agents to be live", func() (bool, error) {
+	return fmt.Sprintf("%d are live", len(all)), v.until(ctx, "the simulated agents to be live (by parley auth, may these credentials announce them? the workers' may)", func() (bool, error) {
 		r, err := call[fleet.AgentListReply](ctx, v.c, "agent", "list", fleet.AgentList{})
 		live := map[subjects.AgentID]bool{}
 		for _, in := range r.value.Agents {
