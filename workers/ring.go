@@ -57,8 +57,11 @@ func (r *Ring) Expire(now time.Time) bool {
 }
 
 // Owns reports whether the key of that name is this worker's.
-func (r *Ring) Owns(name string) bool {
-	key := hash(name)
+func (r *Ring) Owns(name string) bool { return r.OwnsHash(hash(name)) }
+
+// OwnsHash is Owns for who has a hash of the name at hand, the same in every
+// worker.
+func (r *Ring) OwnsHash(key uint64) bool {
 	mine := score(r.self, key)
 	for id := range r.seen {
 		if s := score(id, key); s > mine || s == mine && id > r.self {

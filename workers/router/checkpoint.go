@@ -194,7 +194,7 @@ func (w *Worker) restore(ctx context.Context) uint64 {
 		return 0
 	}
 	defer func() { _ = r.Close() }()
-	fresh := newCore(w.core.ring.self, w.core.maxQueued, w.core.maxHot, rememberEnded)
+	fresh := newCore(w.cfg.ID, w.core.maxQueued, w.core.maxHot, rememberEnded)
 	in := &decoder{r: bufio.NewReaderSize(r, 1<<16)}
 	stream, tail := fresh.readIndex(in, time.Now().UTC())
 	st, err := w.bus.StreamState(ctx, subjects.StreamTasks)

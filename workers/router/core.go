@@ -6,6 +6,7 @@ import (
 
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/workers"
 )
 
 // core is a router without clock, network or goroutine: records, announces and
@@ -18,7 +19,7 @@ type core struct {
 
 	x        *index
 	fleet    *Fleet
-	ring     *ring
+	ring     *workers.Ring // of the routers
 	recent   *recent
 	timers   timers
 	turns    turns
@@ -116,7 +117,7 @@ func (tell) isEffect()     {}
 func newCore(self subjects.InstanceID, maxQueued, maxHot, remember int) *core {
 	return &core{
 		maxQueued: maxQueued, maxHot: maxHot,
-		x: newIndex(), fleet: NewFleet(), ring: newRing(self), recent: newRecent(remember),
+		x: newIndex(), fleet: NewFleet(), ring: workers.NewRing(self), recent: newRecent(remember),
 		classes: make(map[string]*class), byNum: []*class{nil},
 		waiting: make(map[*class]struct{}), unserved: make(map[*class]struct{}), hot: make(map[slot]*hot),
 		sessions: make(map[slot]subjects.SessionID),
@@ -315,7 +316,7 @@ func (c *core) classOf(n Need) *class {
 			cl.num = uint32(len(c.byNum))
 			c.byNum = append(c.byNum, cl)
 		}
-		cl.owned = c.ring.owns(cl.Hash())
+		cl.owned = c.ring.OwnsHash(cl.Hash())
 		c.classes[cl.Key()] = cl
 	}
 	return cl

@@ -219,7 +219,7 @@ func (w *Worker) onRouterBeat(id subjects.InstanceID, m bus.Msg) {
 		return
 	}
 	w.with(func(c *core, now time.Time) {
-		if hb.Leaving && c.ring.left(id) || !hb.Leaving && c.ring.heard(id, now) {
+		if hb.Leaving && c.ring.Left(id) || !hb.Leaving && c.ring.Heard(id, now) {
 			c.ringChanged(now)
 		}
 	})

@@ -57,7 +57,7 @@ func (w *Worker) housekeep(ctx context.Context) {
 func (w *Worker) owns(job string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.core.ring.owns(keyOf(job))
+	return w.core.ring.Owns(job)
 }
 
 // saveIfNew writes a checkpoint if anything was recorded since the last.

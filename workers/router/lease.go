@@ -17,6 +17,9 @@ const denyFor = 5 * time.Second
 // that heard nothing for deafAfter, since it was cut off or stood still, listens
 // anew.
 const (
+	// stagger is how much later a router fires what another one owns: doubles
+	// are harmless, but cost a write.
+	stagger   = 2 * time.Second
 	minListen = 3 * time.Second
 	maxListen = 30 * time.Second
 	deafAfter = 2 * time.Second
@@ -98,7 +101,7 @@ func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 			since = now
 		}
 		denied[held.TaskID] = since
-		if now.Sub(since) >= denyFor && c.ring.owns(keyOf(string(held.TaskID))) {
+		if now.Sub(since) >= denyFor && c.ring.Owns(string(held.TaskID)) {
 			c.do(recall{key, held.TaskID, held.Attempt, subjects.CodeSuperseded})
 		}
 	}
@@ -191,7 +194,7 @@ func (c *core) tick(now time.Time) {
 		c.do(catchUp{})
 	}
 	c.ticked = now
-	if c.ring.expire(now) {
+	if c.ring.Expire(now) {
 		c.ringChanged(now)
 	}
 	if c.caughtUp && !c.settled && !now.Before(c.settleAt) {

@@ -196,7 +196,7 @@ func (c *core) hopelessNow(ev *fleet.Event) ([]fleet.Reason, bool) {
 // ringChanged gives this router the classes that are now its own.
 func (c *core) ringChanged(now time.Time) {
 	for _, cl := range c.classes {
-		owned := c.ring.owns(cl.Hash())
+		owned := c.ring.OwnsHash(cl.Hash())
 		if owned == cl.owned {
 			continue
 		}

@@ -17,6 +17,7 @@ import (
 	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/workers"
 )
 
 // Config is what a router needs. Only Bus is required.
@@ -332,7 +333,7 @@ func (w *Worker) serve(ctx context.Context, loops *sync.WaitGroup, fail context.
 func (w *Worker) loop(ctx context.Context) {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
-	beat := time.NewTicker(routerBeat)
+	beat := time.NewTicker(workers.RingBeat)
 	defer beat.Stop()
 	for {
 		select {
@@ -452,7 +453,7 @@ func (w *Worker) spawn(handle func(context.Context, bus.Msg)) func(bus.Msg) {
 // meetRouters waits until the other routers have answered.
 func (w *Worker) meetRouters(ctx context.Context) error {
 	select {
-	case <-time.After(routerBeat / 4):
+	case <-time.After(workers.RingBeat / 4):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
