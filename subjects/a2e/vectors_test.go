@@ -9,15 +9,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"parley/subjects"
 	"parley/subjects/a2e"
 	"parley/subjects/fleet"
+	"parley/subjects/schematest"
 )
 
 // kinds are the messages, by schema.
@@ -76,44 +75,8 @@ func expected(tb testing.TB, data []byte) (expect string, rest []byte) {
 	return expect, rest
 }
 
-func value(tb testing.TB, data []byte) any {
-	tb.Helper()
-	var v any
-	if err := json.Unmarshal(data, &v); err != nil {
-		tb.Fatalf("%v in %s", err, data)
-	}
-	return v
-}
-
-var compiled = sync.OnceValue(func() map[string]*jsonschema.Schema {
-	all := map[string]*jsonschema.Schema{}
-	c := jsonschema.NewCompiler()
-	c.AssertFormat()
-	for _, name := range a2e.Schemas() {
-		text, err := a2e.Schema(name)
-		if err != nil {
-			panic(err)
-		}
-		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-		if err != nil {
-			panic(err)
-		}
-		if err := c.AddResource(name, doc); err != nil {
-			panic(err)
-		}
-		all[name] = c.MustCompile(name)
-	}
-	return all
-})
-
-func validate(tb testing.TB, name string, data []byte) error {
-	tb.Helper()
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-	return compiled()[name].Validate(doc)
-}
+// validate holds data against a schema.
+var validate = schematest.Validator(a2e.Schemas(), a2e.Schema)
 
 // TestVectors: whatever can be read is read, passes its schema, and is written
 // back as it was; what is refused by the message alone is refused here. That a
@@ -142,7 +105,7 @@ func TestVectors(t *testing.T) {
 			if err := validate(t, kind, data); err != nil {
 				t.Errorf("the schema refuses it: %v", err)
 			}
-			if diff := cmp.Diff(value(t, data), value(t, fleet.MustEncode(got))); diff != "" {
+			if diff := cmp.Diff(schematest.Value(t, data), schematest.Value(t, fleet.MustEncode(got))); diff != "" {
 				t.Errorf("encoded back (-vector +got):\n%s", diff)
 			}
 		})
@@ -163,7 +126,7 @@ func TestSamplesKeepWhatTheyHold(t *testing.T) {
 		if err := validate(t, name, []byte(kind.sample)); err != nil {
 			t.Errorf("%s: the schema refuses it: %v", name, err)
 		}
-		if diff := cmp.Diff(value(t, []byte(kind.sample)), value(t, fleet.MustEncode(got))); diff != "" {
+		if diff := cmp.Diff(schematest.Value(t, []byte(kind.sample)), schematest.Value(t, fleet.MustEncode(got))); diff != "" {
 			t.Errorf("%s encoded back (-want +got):\n%s", name, diff)
 		}
 	}
@@ -172,7 +135,7 @@ func TestSamplesKeepWhatTheyHold(t *testing.T) {
 // with is a sample with one member replaced; nil takes it out.
 func with(t *testing.T, name, member string, v any) []byte {
 	t.Helper()
-	m := value(t, []byte(kinds[name].sample)).(map[string]any)
+	m := schematest.Value(t, []byte(kinds[name].sample)).(map[string]any)
 	if m[member] = v; v == nil {
 		delete(m, member)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/schematest"
 )
 
 // TestEscalationVector: the source's message is valid as it stands, and comes
@@ -24,7 +25,7 @@ func TestEscalationVector(t *testing.T) {
 	if err := validate(t, "escalation", data); err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff(value(t, data), value(t, fleet.MustEncode(got))); diff != "" {
+	if diff := cmp.Diff(schematest.Value(t, data), schematest.Value(t, fleet.MustEncode(got))); diff != "" {
 		t.Errorf("encoded back (-vector +got):\n%s", diff)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/schematest"
 )
 
 // complete are messages with every member there is.
@@ -144,21 +145,16 @@ func put(v any, place *int, with any) any {
 	return v
 }
 
-type tester interface {
-	Helper()
-	Fatalf(format string, args ...any)
-}
-
 // agree checks that decoder and schema say the same of a message, and that what
 // was decoded is stable: encoded and decoded again it is the same.
-func agree(t tester, typ string, message any) {
+func agree(t schematest.T, typ string, message any) {
 	t.Helper()
 	data, err := json.Marshal(message)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
 	got, err := decoders[typ](data)
-	schemaErr := compiled()[schemaOf[typ]].Validate(parse(string(data)))
+	schemaErr := validate(t, schemaOf[typ], data)
 	if (err == nil) != (schemaErr == nil) {
 		t.Fatalf("%s\ndecoder: %v\nschema: %v", data, err, schemaErr)
 	}
@@ -169,7 +165,7 @@ func agree(t tester, typ string, message any) {
 	}
 }
 
-func stable(t tester, typ string, got any) {
+func stable(t schematest.T, typ string, got any) {
 	t.Helper()
 	once := fleet.MustEncode(got)
 	again, err := decoders[typ](once)
@@ -179,7 +175,7 @@ func stable(t tester, typ string, got any) {
 	if twice := fleet.MustEncode(again); string(once) != string(twice) {
 		t.Fatalf("encoded once and twice:\n%s\n%s", once, twice)
 	}
-	if err := compiled()[schemaOf[typ]].Validate(parse(string(once))); err != nil {
+	if err := validate(t, schemaOf[typ], once); err != nil {
 		t.Fatalf("what was encoded is refused by its schema: %v\n%s", err, once)
 	}
 }

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"embed"
-	"strings"
 
 	"parley/subjects"
 )
@@ -26,10 +25,5 @@ func Schemas() []string {
 // members may be there twice, nesting has no end, and white space of other
 // scripts is text.
 func Schema(name string) ([]byte, error) {
-	b, err := schemaFiles.ReadFile("schema/" + name + ".json")
-	if err != nil {
-		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no schema %q", clip(name)).
-			WithRemedy("ask for one of " + strings.Join(Schemas(), ", "))
-	}
-	return b, nil
+	return subjects.ReadSchema(schemaFiles, Schemas(), name)
 }

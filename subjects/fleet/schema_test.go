@@ -1,50 +1,18 @@
 package fleet_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/schematest"
 )
 
-// compiled are the schemas by name.
-var compiled = sync.OnceValue(func() map[string]*jsonschema.Schema {
-	all := map[string]*jsonschema.Schema{}
-	c := jsonschema.NewCompiler()
-	c.AssertFormat()
-	for _, name := range fleet.Schemas() {
-		text, err := fleet.Schema(name)
-		if err != nil {
-			panic(err)
-		}
-		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-		if err != nil {
-			panic(err)
-		}
-		if err := c.AddResource(name, doc); err != nil {
-			panic(err)
-		}
-		all[name] = c.MustCompile(name)
-	}
-	return all
-})
-
-// validate checks data against a schema.
-func validate(tb testing.TB, name string, data []byte) error {
-	tb.Helper()
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-	return compiled()[name].Validate(doc)
-}
+// validate holds data against a schema.
+var validate = schematest.Validator(fleet.Schemas(), fleet.Schema)
 
 func TestSchemas(t *testing.T) {
 	t.Parallel()

@@ -1,7 +1,6 @@
 package fleet_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/schematest"
 )
 
 func vector(tb testing.TB, name string) []byte {
@@ -66,18 +66,6 @@ func untyped[T any](decode func([]byte) (*T, error)) func([]byte) (any, error) {
 	}
 }
 
-// value is JSON as a Go value, to compare by meaning.
-func value(tb testing.TB, data []byte) any {
-	tb.Helper()
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	var v any
-	if err := d.Decode(&v); err != nil {
-		tb.Fatalf("%v in %s", err, data)
-	}
-	return v
-}
-
 func TestVectors(t *testing.T) {
 	t.Parallel()
 	paths, err := filepath.Glob("testdata/vectors/fleet/*.json")
@@ -88,7 +76,7 @@ func TestVectors(t *testing.T) {
 		name := filepath.Base(path)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			members, ok := value(t, vector(t, "fleet/"+name)).(map[string]any)
+			members, ok := schematest.Value(t, vector(t, "fleet/"+name)).(map[string]any)
 			if !ok {
 				t.Fatal("not an object")
 			}
@@ -116,7 +104,7 @@ func TestVectors(t *testing.T) {
 			if err != nil || schemaErr != nil {
 				t.Fatalf("decoder: %v; schema: %v", err, schemaErr)
 			}
-			if diff := cmp.Diff(any(members), value(t, fleet.MustEncode(got))); diff != "" {
+			if diff := cmp.Diff(any(members), schematest.Value(t, fleet.MustEncode(got))); diff != "" {
 				t.Errorf("encoded back (-vector +got):\n%s", diff)
 			}
 		})

@@ -2,8 +2,6 @@ package handshake
 
 import (
 	"embed"
-	"slices"
-	"strings"
 
 	"parley/subjects"
 )
@@ -23,13 +21,5 @@ func Schemas() []string {
 // accepts, its schema accepts; it is more lenient as those of package fleet are,
 // and of either output or stored.
 func Schema(name string) ([]byte, error) {
-	if !slices.Contains(Schemas(), name) {
-		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no schema %q", clip(name)).
-			WithRemedy("ask for one of " + strings.Join(Schemas(), ", "))
-	}
-	b, err := schemaFiles.ReadFile("schema/" + name + ".json")
-	if err != nil {
-		return nil, subjects.AsError(err)
-	}
-	return b, nil
+	return subjects.ReadSchema(schemaFiles, Schemas(), name)
 }

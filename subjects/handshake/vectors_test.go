@@ -7,15 +7,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/subjects/schematest"
 )
 
 // kinds are the messages: by vector, its decoder and schema.
@@ -52,47 +51,8 @@ func vector(tb testing.TB, name string) []byte {
 	return b
 }
 
-// value is JSON as a Go value, to compare by meaning.
-func value(tb testing.TB, data []byte) any {
-	tb.Helper()
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	var v any
-	if err := d.Decode(&v); err != nil {
-		tb.Fatalf("%v in %s", err, data)
-	}
-	return v
-}
-
-var compiled = sync.OnceValue(func() map[string]*jsonschema.Schema {
-	all := map[string]*jsonschema.Schema{}
-	c := jsonschema.NewCompiler()
-	c.AssertFormat()
-	for _, name := range handshake.Schemas() {
-		text, err := handshake.Schema(name)
-		if err != nil {
-			panic(err)
-		}
-		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-		if err != nil {
-			panic(err)
-		}
-		if err := c.AddResource(name, doc); err != nil {
-			panic(err)
-		}
-		all[name] = c.MustCompile(name)
-	}
-	return all
-})
-
-func validate(tb testing.TB, name string, data []byte) error {
-	tb.Helper()
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-	return compiled()[name].Validate(doc)
-}
+// validate holds data against a schema.
+var validate = schematest.Validator(handshake.Schemas(), handshake.Schema)
 
 func TestVectors(t *testing.T) {
 	t.Parallel()
@@ -107,7 +67,7 @@ func TestVectors(t *testing.T) {
 			if err := validate(t, kind.schema, data); err != nil {
 				t.Errorf("the schema refuses it: %v", err)
 			}
-			if diff := cmp.Diff(value(t, data), value(t, fleet.MustEncode(got))); diff != "" {
+			if diff := cmp.Diff(schematest.Value(t, data), schematest.Value(t, fleet.MustEncode(got))); diff != "" {
 				t.Errorf("encoded back (-vector +got):\n%s", diff)
 			}
 		})
@@ -120,7 +80,7 @@ func TestVectors(t *testing.T) {
 // with is a vector with one place replaced; an empty value takes it out.
 func with(t *testing.T, name, pointer string, v any) []byte {
 	t.Helper()
-	root := value(t, vector(t, name))
+	root := schematest.Value(t, vector(t, name))
 	at := root
 	path := strings.Split(strings.TrimPrefix(pointer, "/"), "/")
 	for _, step := range path[:len(path)-1] {

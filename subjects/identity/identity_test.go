@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 	"pgregory.net/rapid"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 	"parley/subjects/identity"
+	"parley/subjects/schematest"
 )
 
 var update = flag.Bool("update", false, "write testdata/vectors.json")
@@ -369,27 +369,10 @@ func TestSourceIdentity(t *testing.T) {
 
 func TestSchemas(t *testing.T) {
 	t.Parallel()
-	c := jsonschema.NewCompiler()
-	compiled := map[string]*jsonschema.Schema{}
 	if _, err := identity.Schema("../schema"); subjects.CodeOf(err) != subjects.CodeNotFound {
 		t.Errorf("Schema of nothing = %v", err)
 	}
-	for _, name := range identity.Schemas() {
-		data, err := identity.Schema(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		doc, err := jsonschema.UnmarshalJSON(strings.NewReader(string(data)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.AddResource(name, doc); err != nil {
-			t.Fatal(err)
-		}
-		if compiled[name], err = c.Compile(name); err != nil {
-			t.Fatal(err)
-		}
-	}
+	validate := schematest.Validator(identity.Schemas(), identity.Schema)
 	p := identity.Proof{AgentID: "bot", Timestamp: "1700000000", Nonce: "nonce-0123456789"}
 	p.Sign(key, identity.Connect, nil)
 	plain := identity.Proof{AgentID: "bot", Timestamp: "1700000000"}
@@ -411,16 +394,13 @@ func TestSchemas(t *testing.T) {
 		{"identity-record", &r, true},
 		{"identity-record", &p, false},
 	} {
-		doc, err := jsonschema.UnmarshalJSON(strings.NewReader(string(fleet.MustEncode(x.value))))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := compiled[x.schema].Validate(doc); (err == nil) != x.good {
-			t.Errorf("%s of %v: %v, want valid %v", x.schema, doc, err, x.good)
+		doc := fleet.MustEncode(x.value)
+		if err := validate(t, x.schema, doc); (err == nil) != x.good {
+			t.Errorf("%s of %s: %v, want valid %v", x.schema, doc, err, x.good)
 		}
 		if pr, ok := x.value.(*identity.Proof); ok && x.schema == "identity-proof" {
 			if _, err := identity.DecodeProof(fleet.MustEncode(pr)); (err == nil) != x.good {
-				t.Errorf("DecodeProof of %v: %v, want valid %v", doc, err, x.good)
+				t.Errorf("DecodeProof of %s: %v, want valid %v", doc, err, x.good)
 			}
 		}
 	}

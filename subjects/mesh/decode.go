@@ -18,12 +18,7 @@ func Schemas() []string { return []string{"mesh-message", "mesh-ack"} }
 // Schema returns the JSON Schema (2020-12) of a message; what fleet.Schema
 // says of leniency holds here too.
 func Schema(name string) ([]byte, error) {
-	b, err := schemaFiles.ReadFile("schema/" + name + ".json")
-	if err != nil {
-		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no schema %q", name).
-			WithRemedy("ask for one of " + strings.Join(Schemas(), ", "))
-	}
-	return b, nil
+	return subjects.ReadSchema(schemaFiles, Schemas(), name)
 }
 
 // Bounds of members.

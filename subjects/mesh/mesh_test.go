@@ -1,66 +1,24 @@
 package mesh_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/mesh"
+	"parley/subjects/schematest"
 )
 
-// compiled are the schemas by name.
-var compiled = sync.OnceValue(func() map[string]*jsonschema.Schema {
-	all := map[string]*jsonschema.Schema{}
-	c := jsonschema.NewCompiler()
-	c.AssertFormat()
-	for _, name := range mesh.Schemas() {
-		text, err := mesh.Schema(name)
-		if err != nil {
-			panic(err)
-		}
-		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-		if err != nil {
-			panic(err)
-		}
-		if err := c.AddResource(name, doc); err != nil {
-			panic(err)
-		}
-		all[name] = c.MustCompile(name)
-	}
-	return all
-})
-
-func validate(tb testing.TB, name string, data []byte) error {
-	tb.Helper()
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-	return compiled()[name].Validate(doc)
-}
-
-// value is JSON as a Go value, to compare by meaning.
-func value(tb testing.TB, data []byte) any {
-	tb.Helper()
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	var v any
-	if err := d.Decode(&v); err != nil {
-		tb.Fatalf("%v in %s", err, data)
-	}
-	return v
-}
+// validate holds data against a schema.
+var validate = schematest.Validator(mesh.Schemas(), mesh.Schema)
 
 func vectors(tb testing.TB) map[string][]byte {
 	tb.Helper()
@@ -104,7 +62,7 @@ func TestVectors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(value(t, data), value(t, again)); diff != "" {
+		if diff := cmp.Diff(schematest.Value(t, data), schematest.Value(t, again)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -332,7 +290,7 @@ func FuzzDecodeMessage(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%v of what was encoded: %s", err, once)
 			}
-			if diff := cmp.Diff(value(t, once), value(t, fleet.MustEncode(again))); diff != "" {
+			if diff := cmp.Diff(schematest.Value(t, once), schematest.Value(t, fleet.MustEncode(again))); diff != "" {
 				t.Fatalf("it changes (-once +again):\n%s", diff)
 			}
 		}
@@ -364,7 +322,7 @@ func FuzzDecodeAck(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%v of what was encoded: %s", err, once)
 		}
-		if diff := cmp.Diff(value(t, once), value(t, fleet.MustEncode(again))); diff != "" {
+		if diff := cmp.Diff(schematest.Value(t, once), schematest.Value(t, fleet.MustEncode(again))); diff != "" {
 			t.Fatalf("it changes (-once +again):\n%s", diff)
 		}
 	})

@@ -2,7 +2,6 @@ package run
 
 import (
 	"embed"
-	"strings"
 
 	"parley/subjects"
 )
@@ -16,10 +15,5 @@ func Schemas() []string { return []string{"task-definition", "run-record", "run-
 // Schema returns the JSON Schema (2020-12) of a message; what fleet.Schema
 // says of leniency holds here too.
 func Schema(name string) ([]byte, error) {
-	b, err := schemaFiles.ReadFile("schema/" + name + ".json")
-	if err != nil {
-		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no schema %q", name).
-			WithRemedy("ask for one of " + strings.Join(Schemas(), ", "))
-	}
-	return b, nil
+	return subjects.ReadSchema(schemaFiles, Schemas(), name)
 }

@@ -6,47 +6,19 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/run"
+	"parley/subjects/schematest"
 )
 
-// compiled are the schemas by name.
-var compiled = sync.OnceValue(func() map[string]*jsonschema.Schema {
-	all := map[string]*jsonschema.Schema{}
-	c := jsonschema.NewCompiler()
-	c.AssertFormat()
-	for _, name := range run.Schemas() {
-		text, err := run.Schema(name)
-		if err != nil {
-			panic(err)
-		}
-		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-		if err != nil {
-			panic(err)
-		}
-		if err := c.AddResource(name, doc); err != nil {
-			panic(err)
-		}
-		all[name] = c.MustCompile(name)
-	}
-	return all
-})
-
-func validate(name string, data []byte) error {
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-	return compiled()[name].Validate(doc)
-}
+// validate holds data against a schema.
+var validate = schematest.Validator(run.Schemas(), run.Schema)
 
 // What the decoder and the schema say of the same text. A schema sees no
 // circle, and nothing that ties one node to another.
@@ -83,7 +55,7 @@ func TestSchemasAgreeWithTheDecoder(t *testing.T) {
 		{`{"agents":[{"id":"a"}],"type":"TASK_RESULT"}`, false, true},
 	} {
 		_, err := run.Decode([]byte(tt.in))
-		refusal := validate("task-definition", []byte(tt.in))
+		refusal := validate(t, "task-definition", []byte(tt.in))
 		if (err == nil) != tt.ok || (refusal != nil) != tt.seen {
 			t.Errorf("%.80s: decoder %v, schema %v", tt.in, err, refusal)
 		}
@@ -101,16 +73,16 @@ func TestSchemasAgreeWithTheDecoder(t *testing.T) {
 		Header: fleet.Header{Type: run.TypeRecord, ProtocolVersion: fleet.Version}, RunID: "r", From: "boss", State: run.Running,
 		Nodes: map[run.NodeID]run.Status{"a": {State: run.Done, Items: &run.Items{Total: 2}}},
 	}
-	if err := validate("run-record", fleet.MustEncode(&r)); err != nil {
+	if err := validate(t, "run-record", fleet.MustEncode(&r)); err != nil {
 		t.Error(err)
 	}
 	o := run.Output{Header: fleet.Header{Type: run.TypeOutput}, RunID: "r", State: run.Done, Results: []run.Result{
 		{Node: "a", Status: r.Nodes["a"], Each: []run.Item{{Index: 1, Status: run.Status{State: run.Failed}, Result: &fleet.Result{}}}},
 	}}
-	if err := validate("run-output", fleet.MustEncode(&o)); err != nil {
+	if err := validate(t, "run-output", fleet.MustEncode(&o)); err != nil {
 		t.Error(err)
 	}
-	if validate("run-record", []byte(`{}`)) == nil || validate("run-output", []byte(`{"results":[{}]}`)) == nil {
+	if validate(t, "run-record", []byte(`{}`)) == nil || validate(t, "run-output", []byte(`{"results":[{}]}`)) == nil {
 		t.Error("a record or an output without anything is valid")
 	}
 }

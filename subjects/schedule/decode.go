@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"embed"
 	"errors"
-	"strings"
 	"time"
 
 	"parley/subjects"
@@ -30,12 +29,7 @@ func Schemas() []string { return []string{"schedule"} }
 // of leniency holds here too: the clock and what is to be done have rules of
 // their own.
 func Schema(name string) ([]byte, error) {
-	b, err := schemaFiles.ReadFile("schema/" + name + ".json")
-	if err != nil {
-		return nil, subjects.Errorf(subjects.CodeNotFound, "there is no schema %q", name).
-			WithRemedy("ask for one of " + strings.Join(Schemas(), ", "))
-	}
-	return b, nil
+	return subjects.ReadSchema(schemaFiles, Schemas(), name)
 }
 
 // Bounds of members.

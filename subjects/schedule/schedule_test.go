@@ -1,47 +1,22 @@
 package schedule_test
 
 import (
-	"bytes"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 	"pgregory.net/rapid"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/schedule"
+	"parley/subjects/schematest"
 )
 
-// compiled is the schema.
-var compiled = sync.OnceValue(func() *jsonschema.Schema {
-	c := jsonschema.NewCompiler()
-	c.AssertFormat()
-	text, err := schedule.Schema("schedule")
-	if err != nil {
-		panic(err)
-	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		panic(err)
-	}
-	if err := c.AddResource("schedule", doc); err != nil {
-		panic(err)
-	}
-	return c.MustCompile("schedule")
-})
-
-func valid(data []byte) error {
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		return err
-	}
-	return compiled().Validate(doc)
-}
+// validate holds data against a schema.
+var validate = schematest.Validator(schedule.Schemas(), schedule.Schema)
 
 const task = `"dispatch":{"brief":"x"}`
 
@@ -102,7 +77,7 @@ func TestDecode(t *testing.T) {
 		if d.Missed == "" || d.Overlap == "" {
 			t.Errorf("Decode(%s) has no policy: %+v", in, d)
 		}
-		if err := valid([]byte(in)); err != nil {
+		if err := validate(t, "schedule", []byte(in)); err != nil {
 			t.Errorf("the schema refuses %s: %v", in, err)
 		}
 		again, err := schedule.Decode(fleet.MustEncode(d))
@@ -146,7 +121,7 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
-		if err := valid(data); err != nil {
+		if err := validate(t, "schedule", data); err != nil {
 			t.Errorf("the schema refuses what is accepted: %v", err)
 		}
 		again, err := schedule.Decode(fleet.MustEncode(d))
