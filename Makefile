@@ -110,12 +110,12 @@ chaos-planted: ## Plant every known bug in turn, and see that the chaos suite fi
 	go test ./test/chaos -run TestPlantedBugs -count=1 -chaos.planted -timeout 2h -v
 
 .PHONY: bench-peers
-bench-peers: ## Do the same work with Parley, asynq on Redis and River on PostgreSQL
+bench-peers: bin/temporal ## Do the same work with Parley, asynq on Redis, River on PostgreSQL and Temporal
 	@command -v redis-server >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
 		{ [ "$$(id -u)" = 0 ] && apt-get install -y --no-install-recommends redis-server postgresql; } || \
 		{ echo "install redis-server and postgresql first (Debian's packages)" >&2; exit 1; }
 	cd test/peers && go build -trimpath -o $(CURDIR)/bin/peers .
-	go run ./test/bench -only peers -peers $(CURDIR)/bin/peers
+	go run ./test/bench -only peers -peers $(CURDIR)/bin/peers -temporal $(CURDIR)/bin/temporal
 
 .PHONY: docs
 docs: ## Regenerate the generated documentation
@@ -132,3 +132,7 @@ clean: ## Remove what was built
 # The stock NATS command line, which the end-to-end tests drive the fleet with.
 bin/nats: test/natscli/go.mod test/natscli/go.sum
 	cd test/natscli && go build -trimpath -o $(nats) github.com/nats-io/natscli/nats
+
+# Temporal's command line, whose dev server is one of the peers.
+bin/temporal: test/peers/temporald/go.mod test/peers/temporald/go.sum
+	cd test/peers/temporald && go build -trimpath -o $(CURDIR)/bin/temporal github.com/temporalio/cli/cmd/temporal

@@ -41,6 +41,7 @@ type options struct {
 	allocs      string
 	mutex       string
 	peers       string
+	temporal    string
 }
 
 // parts of the page, in order; -only picks some.
@@ -99,6 +100,7 @@ func parse(args []string, errs io.Writer) (options, error) {
 	f.IntVar(&o.announced, "announced", 0, "memory: agents announced (10 000)")
 	f.IntVar(&o.queued, "queued", 0, "memory: tasks queued (1 000 000)")
 	f.StringVar(&o.peers, "peers", "", "program of test/peers; without it the part peers is left out")
+	f.StringVar(&o.temporal, "temporal", "", "Temporal's command line; without it that peer is left out")
 	f.StringVar(&o.base, "dir", "", "where temporary data goes (the system's place for it)")
 	f.StringVar(&o.cpu, "cpuprofile", "", "write a CPU profile of the last throughput run of Parley")
 	f.StringVar(&o.allocs, "allocprofile", "", "write an allocation profile of it")

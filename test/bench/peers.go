@@ -10,10 +10,15 @@ const (
 	roleAsynq      = "asynq"
 	roleRiver      = "river"
 	roleRiverBatch = "river-batch"
+	roleTemporal   = "temporal"
 
 	always = "always" // Redis: appendfsync always; PostgreSQL: synchronous_commit on
 	lazy   = "lazy"   // everysec; off
 )
+
+// temporalTasks is what Temporal is given of the work: its pace does not change
+// with more of it, and all of it would take a quarter of an hour.
+const temporalTasks = 1000
 
 // contest is Parley and its peers with stores that sync alike.
 type contest struct {
@@ -53,6 +58,11 @@ func (o options) entrants(c contest, waiting int) []*series {
 		s := o.spec(q.role, c.peers)
 		s.Program = o.peers
 		all = append(all, &series{name: q.name, spec: s})
+	}
+	if o.temporal != "" && waiting == 0 {
+		s := o.spec(roleTemporal, c.peers)
+		s.Program, s.Store, s.Tasks = o.peers, o.temporal, min(s.Tasks, temporalTasks)
+		all = append(all, &series{name: "Temporal's dev server on SQLite", spec: s})
 	}
 	for _, s := range all {
 		s.spec.Waiting = waiting
@@ -96,7 +106,7 @@ func (o options) raceLatency(ctx context.Context, p *page, c contest) error {
 	p.note("Dispatch sent → the worker begins, %d/s for %d s, ms:\n", rate, seconds)
 	var rows [][]string
 	for _, s := range o.entrants(c, 0) {
-		if s.spec.Role == roleRiverBatch {
+		if s.spec.Role == roleRiverBatch || s.spec.Role == roleTemporal { // the one is no other, the other cannot keep that pace
 			continue
 		}
 		s.spec.Rate, s.spec.Tasks = rate, rate*seconds

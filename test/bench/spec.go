@@ -52,10 +52,11 @@ type spec struct {
 	Storm   string `json:"storm"`   // what fails beside, "" nothing; see storm.go
 	Failing int    `json:"failing"` // tasks of the storm
 
-	URL     string `json:"url"`  // memory: the server
-	Dir     string `json:"dir"`  // server: its data
-	Base    string `json:"base"` // where temporary data goes
-	CPU     string `json:"cpu"`  // files of profiles
+	URL     string `json:"url"`   // memory: the server
+	Dir     string `json:"dir"`   // server: its data
+	Base    string `json:"base"`  // where temporary data goes
+	Store   string `json:"store"` // the program of a peer's store
+	CPU     string `json:"cpu"`   // files of profiles
 	Allocs  string `json:"allocs"`
 	Mutex   string `json:"mutex"`
 	Markers bool   `json:"markers"` // mark begin and end for strace

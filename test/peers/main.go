@@ -29,12 +29,13 @@ const (
 
 // spec is test/bench's.
 type spec struct {
-	Role    string  `json:"role"`    // asynq, river, river-batch
+	Role    string  `json:"role"`    // asynq, river, river-batch, temporal
 	Profile string  `json:"profile"` // how the store syncs: always, lazy
 	Tasks   int     `json:"tasks"`
 	Rate    float64 `json:"rate"`    // per second; not 0: measure latency instead
 	Waiting int     `json:"waiting"` // tasks of a queue that nobody serves, dispatched before
 	Base    string  `json:"base"`    // where temporary data goes
+	Store   string  `json:"store"`   // the program of the store, where it is not a package of the system's
 }
 
 // result is test/bench's.
@@ -96,6 +97,8 @@ func newPeer(s spec) (peer, error) {
 		return &riverPeer{lazy: s.Profile == "lazy"}, nil
 	case "river-batch":
 		return &riverPeer{lazy: s.Profile == "lazy", batch: 500}, nil
+	case "temporal":
+		return &temporalPeer{program: s.Store, lazy: s.Profile == "lazy"}, nil
 	}
 	return nil, fmt.Errorf("unknown role %q", s.Role)
 }
