@@ -90,18 +90,23 @@ func NewSite(tb testing.TB, dir string) *Site {
 // Ask has a node ask who may connect, as callout.conf tells to.
 func (s *Site) Ask(node string) {
 	s.tb.Helper()
-	data, err := os.ReadFile(s.Config(node))
-	if err != nil {
-		s.tb.Fatal(err)
+	const accounts = "\ninclude accounts.conf\n"
+	for _, name := range []string{node, "cluster"} { // the file that has the line
+		path := filepath.Join(s.dir, node, name+".conf")
+		data, err := os.ReadFile(path)
+		if err != nil {
+			s.tb.Fatal(err)
+		}
+		if !strings.Contains(string(data), accounts) {
+			continue
+		}
+		text := strings.Replace(string(data), accounts, accounts+"include callout.conf\n", 1)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			s.tb.Fatal(err)
+		}
+		return
 	}
-	const accounts = "include accounts.conf\n"
-	if !strings.Contains(string(data), accounts) {
-		s.tb.Fatalf("%s has no line %q", node, accounts)
-	}
-	text := strings.Replace(string(data), accounts, accounts+"include callout.conf\n", 1)
-	if err := os.WriteFile(s.Config(node), []byte(text), 0o600); err != nil {
-		s.tb.Fatal(err)
-	}
+	s.tb.Fatalf("no file of %s has the line %q", node, accounts)
 }
 
 // Data is where a node keeps its streams.
@@ -109,6 +114,11 @@ func (s *Site) Data(node string) string { return filepath.Join(s.dir, node, "dat
 
 // Config is the path of a node's configuration.
 func (s *Site) Config(node string) string { return filepath.Join(s.dir, node, node+".conf") }
+
+// At tells where a server is that the test has started by other files.
+func (s *Site) At(node, url string) {
+	s.want[node] = []string{"port: 4222", "port: " + port(url)}
+}
 
 // URL is where clients reach a node.
 func (s *Site) URL(node string) string {
