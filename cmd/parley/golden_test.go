@@ -222,6 +222,7 @@ func TestGoldenLookups(t *testing.T) {
 	s.run(t, "subjects", "-o", "jsonl").check(t, 0, `{"subject":"fleet.announce.<agent>.<instance>",`, "")
 	s.run(t, "subjects", "--permissions", "king", "claude").check(t, 2, "", `there is no role "king"`)
 	s.run(t, "schema", "task-dispatch").check(t, 0, "https://json-schema.org/draft/2020-12/schema", "")
+	s.run(t, "schema", "TASK_DISPATCH").check(t, 0, "https://json-schema.org/draft/2020-12/schema", "")
 	s.run(t, "schema", "nothing").check(t, 19, "", "task-dispatch")
 	s.run(t, "version", "-o", "json").check(t, 0, `"protocol_version": "2.0"`, "")
 	s.run(t, "demo", "--help").check(t, 0, "parley demo", "")

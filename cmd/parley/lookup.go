@@ -263,7 +263,10 @@ func schemas() []string {
 	return slices.Concat(fleet.Schemas(), handshake.Schemas(), mesh.Schemas(), runwire.Schemas(), a2e.Schemas(), schedule.Schemas(), identity.Schemas())
 }
 
+// schema is that of a message by its name, or by what its type says, such as
+// TASK_DISPATCH.
 func schema(name string) ([]byte, error) {
+	name = strings.ReplaceAll(strings.ToLower(name), "_", "-")
 	switch {
 	case slices.Contains(handshake.Schemas(), name):
 		return handshake.Schema(name)

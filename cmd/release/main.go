@@ -1,6 +1,6 @@
 // Command release builds what a release consists of: for each platform an
-// archive with the program, shell completion, manual pages and the folder
-// deploy, its bill of materials (CycloneDX), and the checksums of all. The same
+// archive with the program, shell completion, manual pages and the folders
+// deploy and docs, its bill of materials (CycloneDX), and the checksums of all. The same
 // source, version, time and Go make the same bytes.
 package main
 
@@ -139,7 +139,12 @@ func (r *release) shared(ctx context.Context) (map[string]string, error) {
 		}
 		files["completion/"+name] = path
 	}
-	return files, under(files, filepath.Join(r.source, "deploy"), "deploy")
+	for _, dir := range []string{"deploy", "docs"} {
+		if err := under(files, filepath.Join(r.source, dir), dir); err != nil {
+			return nil, err
+		}
+	}
+	return files, nil
 }
 
 // under adds all files of a directory.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -27,7 +28,7 @@ func TestReproducible(t *testing.T) {
 		t.Fatal(err)
 	}
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
-	for _, part := range []string{"bus", "cmd", "deploy", "escalation", "subjects", "workers"} {
+	for _, part := range []string{"bus", "cmd", "deploy", "docs", "escalation", "subjects", "workers"} {
 		if err := os.CopyFS(filepath.Join(elsewhere, part), os.DirFS(filepath.Join(here, part))); err != nil {
 			t.Fatal(err)
 		}
@@ -68,6 +69,7 @@ func TestReproducible(t *testing.T) {
 		}
 	}
 	contents(t, filepath.Join(outs[0], name+".tar.gz"), name, here)
+	installed(t, filepath.Join(outs[0], name+".tar.gz"), name)
 	billOf(t, filepath.Join(outs[0], name+".cdx.json"))
 }
 
@@ -103,13 +105,47 @@ func contents(t *testing.T, path, root, here string) {
 	for _, f := range []string{
 		"parley", "LICENSE", "README.md", "completion/parley.bash", "completion/_parley", "completion/parley.fish",
 		"completion/parley.ps1", "man/man1/parley.1", "man/man1/parley-task-send.1", "deploy/nats/cluster.conf", "deploy/systemd/parley.service",
+		"deploy/install.sh", "deploy/container/certificates.sh", "docs/guide/operations.md",
 	} {
 		if h := files[f]; h == nil || h.Size == 0 {
 			t.Errorf("the archive has no %s", f)
 		}
 	}
-	if h := files["parley"]; h != nil && h.Mode != 0o755 {
-		t.Errorf("the program has mode %o", h.Mode)
+	for _, f := range []string{"parley", "deploy/install.sh"} {
+		if h := files[f]; h != nil && h.Mode != 0o755 {
+			t.Errorf("%s has mode %o", f, h.Mode)
+		}
+	}
+}
+
+// installed unpacks an archive, installs what is in it as install.sh does, and
+// runs it.
+func installed(t *testing.T, path, root string) {
+	t.Helper()
+	if runtime.GOOS == "windows" {
+		t.Skip("install.sh is not for Windows")
+	}
+	dir := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "tar", "-xzf", path, "-C", dir).CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v\n%s", err, out)
+	}
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, root, "deploy", "install.sh"), "/usr")
+	cmd.Env = append(os.Environ(), "DESTDIR="+filepath.Join(dir, "there"))
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "parley v1.2.3 ") {
+		t.Fatalf("install.sh: %v\n%s", err, out)
+	}
+	for _, f := range []string{
+		"bin/parley", "share/man/man1/parley.1", "share/man/man1/parley-task-send.1", "share/bash-completion/completions/parley",
+		"share/zsh/site-functions/_parley", "share/fish/vendor_completions.d/parley.fish",
+	} {
+		if _, err := os.Stat(filepath.Join(dir, "there", "usr", f)); err != nil {
+			t.Error(err)
+		}
+	}
+	cmd = exec.CommandContext(t.Context(), filepath.Join("..", "..", "deploy", "install.sh"), dir)
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "unpack an archive") {
+		t.Errorf("outside of an archive: %v\n%s", err, out)
 	}
 }
 

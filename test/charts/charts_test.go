@@ -29,7 +29,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/client-go/kubernetes/scheme"
-	"sigs.k8s.io/yaml"
 )
 
 const chartDir = "../../deploy/helm/parley"
@@ -104,6 +103,8 @@ image: {repository: registry.example/parley, tag: v1.2.3}
 imagePullSecrets: [{name: pull}]
 nats: {url: "tls://nats:4222", tlsSecret: nats-ca, workerSecret: worker}
 settingsFrom: [webhook]
+doors: {tokensSecret: doors, issuer: "https://id.example", audience: fleet, url: "https://fleet.example"}
+callout: {issuerSecret: callout}
 nodeSelector: {disk: ssd}
 tolerations: [{key: k, operator: Exists}]
 agents:
@@ -113,7 +114,7 @@ agents:
     secret: claude
     env: [{name: ANTHROPIC_API_KEY, valueFrom: {secretKeyRef: {name: anthropic, key: key}}}]
     resources: {limits: {memory: 1Gi}}
-    autoscaling: {maxReplicas: 20, tasksPerReplica: "4", metric: {name: waiting_tasks, selector: {matchLabels: {agent: claude}}}}
+    autoscaling: {maxReplicas: 20, tasksPerReplica: "4", metric: {name: parley_queue_depth, selector: {matchLabels: {class: any}}}}
   - id: echo
     args: [--driver, echo]
     replicas: 3
@@ -129,10 +130,16 @@ func TestChart(t *testing.T) {
 				t.Fatal(err)
 			}
 			deployments := of(all, func(d *appsv1.Deployment) string { return d.Name })
-			want := []string{"fleet-parley-audit", "fleet-parley-escalation", "fleet-parley-mesh", "fleet-parley-registry", "fleet-parley-router", "fleet-parley-runs", "fleet-parley-schedules", "fleet-parley-sessions", "fleet-parley-telemetry", "fleet-parley-webhooks"}
+			want := []string{"fleet-parley-audit", "fleet-parley-callout", "fleet-parley-escalation", "fleet-parley-mesh", "fleet-parley-registry", "fleet-parley-router", "fleet-parley-runs", "fleet-parley-schedules", "fleet-parley-sessions", "fleet-parley-telemetry", "fleet-parley-webhooks"}
+			served := []string{"fleet-parley-escalation", "fleet-parley-telemetry"}
+			workers := len(want)
 			if name == "full" {
-				want = append([]string{"fleet-parley-agent-claude", "fleet-parley-agent-echo"}, want...)
+				want = append(want, "fleet-parley-agent-claude", "fleet-parley-agent-echo", "fleet-parley-a2e", "fleet-parley-gateway")
+				served = append(served, "fleet-parley-a2e", "fleet-parley-gateway")
+				workers += 2
+				checkDoors(t, deployments)
 			}
+			slices.Sort(want)
 			var got []string
 			for n, d := range deployments {
 				got = append(got, n)
@@ -149,8 +156,13 @@ func TestChart(t *testing.T) {
 			for n, s := range services {
 				selects(t, n, labels.SelectorFromSet(s.Spec.Selector), deployments[n])
 			}
-			if len(services) != 1 {
-				t.Errorf("%d services, want the one of escalation", len(services))
+			for _, n := range served {
+				if services[n] == nil {
+					t.Errorf("nobody reaches %s: it has no service", n)
+				}
+			}
+			if len(services) != len(served) {
+				t.Errorf("%d services, want those of %q", len(services), served)
 			}
 			policies := of(all, func(p *networkingv1.NetworkPolicy) string { return p.Name })
 			for n, p := range policies {
@@ -159,17 +171,17 @@ func TestChart(t *testing.T) {
 					t.Errorf("%s lets something through: %v", n, p.Spec.PolicyTypes)
 				}
 			}
-			if len(policies) != 10 || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
+			if len(policies) != workers || len(policies["fleet-parley-webhooks"].Spec.Egress) != len(policies["fleet-parley-router"].Spec.Egress)+1 {
 				t.Errorf("%d network policies, want one per worker, and webhooks may go where others do not", len(policies))
 			}
-			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != 10 {
-				t.Errorf("%d disruption budgets, want 10", len(budgets))
+			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != workers {
+				t.Errorf("%d disruption budgets, want %d", len(budgets), workers)
 			}
 			for n, h := range of(all, func(h *autoscalingv2.HorizontalPodAutoscaler) string { return h.Name }) {
 				if d := deployments[h.Spec.ScaleTargetRef.Name]; d == nil || d.Spec.Replicas != nil {
 					t.Errorf("%s scales %q, which is not there or says itself how many", n, h.Spec.ScaleTargetRef.Name)
 				}
-				if m := h.Spec.Metrics[0].External; m == nil || m.Metric.Name != "waiting_tasks" || m.Target.AverageValue.String() != "4" {
+				if m := h.Spec.Metrics[0].External; m == nil || m.Metric.Name != "parley_queue_depth" || m.Target.AverageValue.String() != "4" {
 					t.Errorf("%s scales by %+v", n, h.Spec.Metrics)
 				}
 			}
@@ -181,6 +193,61 @@ func selects(t *testing.T, name string, s labels.Selector, d *appsv1.Deployment)
 	t.Helper()
 	if d == nil || s.Empty() || !s.Matches(labels.Set(d.Spec.Template.Labels)) {
 		t.Errorf("%s selects no pod", name)
+	}
+}
+
+// checkDoors checks that what is called over HTTP asks who calls, and that the
+// file of tokens is one that the program takes: nobody else may read it.
+func checkDoors(t *testing.T, deployments map[string]*appsv1.Deployment) {
+	t.Helper()
+	for _, n := range []string{"fleet-parley-a2e", "fleet-parley-gateway"} {
+		d := deployments[n]
+		if d == nil {
+			t.Errorf("no %s", n)
+			continue
+		}
+		pod := d.Spec.Template.Spec
+		if e := env(&pod.Containers[0]); e["PARLEY_A2A_TOKENS"] != "/etc/parley/doors/tokens" || e["PARLEY_A2A_ISSUER"] != "https://id.example" || e["PARLEY_A2A_OPEN"] != "" {
+			t.Errorf("%s is told %v", n, e)
+		}
+		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "doors" })
+		if i < 0 || *pod.Volumes[i].Secret.DefaultMode != 0o440 {
+			t.Errorf("%s: the tokens are for others to read, or missing", n)
+		}
+	}
+	callout := env(&deployments["fleet-parley-callout"].Spec.Template.Spec.Containers[0])
+	if _, ok := callout["PARLEY_CALLOUT_ISSUER"]; !ok || callout["PARLEY_CALLOUT_ACCOUNT"] != "CLIENTS" {
+		t.Errorf("callout is told %v", callout)
+	}
+}
+
+func env(c *corev1.Container) map[string]string {
+	all := map[string]string{}
+	for _, e := range c.Env {
+		all[e.Name] = e.Value
+	}
+	return all
+}
+
+// The doors stay shut until somebody says who may enter, and the notes say so.
+func TestChartDoors(t *testing.T) {
+	t.Parallel()
+	c, err := chartloader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for values, want := range map[string]string{"": "no gateway", "doors: {open: true}": "whoever reaches", "doors: {tokensSecret: x}": ""} {
+		all, err := templates(c, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := all["parley/templates/NOTES.txt"]
+		if !strings.Contains(notes, want) || want == "" && (strings.Contains(notes, "no gateway") || strings.Contains(notes, "whoever reaches the services")) {
+			t.Errorf("with %q the notes are %s", values, notes)
+		}
+		if runs := strings.Contains(all["parley/templates/workers.yaml"], "fleet-parley-gateway"); runs != (values != "") {
+			t.Errorf("with %q a gateway runs: %t", values, runs)
+		}
 	}
 }
 
@@ -226,43 +293,11 @@ func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, values := range []string{
 		"workers: {rooter: {replicas: 1}}", "nats: {replicas: 2}", "nats: {url: example.com}", "agents: [{id: Bob, args: []}]",
-		"agents: [{id: bob, args: [], autoscaling: {maxReplicas: 2}}]", "settings: {MAX_STORE: 1GiB}", "terminationGraceSeconds: 5", "typo: 1",
+		"agents: [{id: bob, args: [], autoscaling: {maxReplicas: 2}}]", "settings: {MAX_STORE: 1GiB}", "doors: {issuer: example.com}", "terminationGraceSeconds: 5", "typo: 1",
 	} {
 		if _, err := render(t, values); err == nil {
 			t.Errorf("%s is taken", values)
 		}
-	}
-}
-
-// The values for the official NATS chart say what a fleet needs.
-func TestNATSValues(t *testing.T) {
-	t.Parallel()
-	data, err := os.ReadFile("../../deploy/helm/nats-values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var v struct {
-		Config struct {
-			Cluster struct {
-				Enabled  bool
-				Replicas int
-			}
-			JetStream struct {
-				Enabled bool
-				Merge   struct {
-					Sync string `json:"sync_interval"`
-				}
-			}
-			Merge struct {
-				MaxPayload string `json:"max_payload"`
-			}
-		}
-	}
-	if err := yaml.Unmarshal(data, &v); err != nil {
-		t.Fatal(err)
-	}
-	if c := v.Config; !c.Cluster.Enabled || c.Cluster.Replicas != 3 || !c.JetStream.Enabled || c.JetStream.Merge.Sync != "always" || c.Merge.MaxPayload != "<< 4MB >>" {
-		t.Errorf("the values are %+v", c)
 	}
 }
 
@@ -279,7 +314,7 @@ func TestCompose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := p.ServiceNames(), []string{"agent", "audit", "escalation", "mesh", "n1", "n2", "n3", "registry", "router", "runs", "schedules", "sessions", "telemetry", "webhooks"}; !slices.Equal(got, want) {
+	if got, want := p.ServiceNames(), []string{"a2e", "agent", "audit", "callout", "escalation", "gateway", "mesh", "n1", "n2", "n3", "registry", "router", "runs", "schedules", "sessions", "telemetry", "webhooks"}; !slices.Equal(got, want) {
 		t.Errorf("services %q, want %q", got, want)
 	}
 	for name, s := range p.Services {
@@ -310,8 +345,15 @@ func TestCompose(t *testing.T) {
 			}
 		}
 	}
-	router := p.Services["router"]
-	if n := router.GetScale(); n != 2 {
-		t.Errorf("%d routers, want 2", n)
+	for _, twice := range []string{"router", "gateway"} {
+		s := p.Services[twice]
+		if n := s.GetScale(); n != 2 {
+			t.Errorf("%d of %s, want 2", n, twice)
+		}
+		for _, port := range s.Ports {
+			if !strings.Contains(port.Published, "-") {
+				t.Errorf("%s: two cannot both have port %s", twice, port.Published)
+			}
+		}
 	}
 }

@@ -65,10 +65,11 @@ func TestPasswordsAreNamed(t *testing.T) {
 	t.Parallel()
 	asked := regexp.MustCompile(`\$(NATS_[A-Z0-9_]+)`)
 	var want []string
-	for _, m := range asked.FindAllStringSubmatch(read(t, "../../deploy/nats/accounts.conf"), -1) {
+	for _, m := range asked.FindAllStringSubmatch(read(t, "../../deploy/nats/accounts.conf")+read(t, "../../deploy/nats/callout.conf"), -1) {
 		want = append(want, m[1])
 	}
 	slices.Sort(want)
+	want = slices.Compact(want)
 	for path, set := range map[string]*regexp.Regexp{
 		"../../deploy/systemd/nats.env":       regexp.MustCompile(`(?m)^(NATS_[A-Z0-9_]+)=`),
 		"../../deploy/container/compose.yaml": regexp.MustCompile(`(?m)^    (NATS_[A-Z0-9_]+): `),
@@ -79,7 +80,7 @@ func TestPasswordsAreNamed(t *testing.T) {
 		}
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
-			t.Errorf("%s sets %q, accounts.conf asks for %q", path, got, want)
+			t.Errorf("%s sets %q, accounts.conf and callout.conf ask for %q", path, got, want)
 		}
 	}
 }

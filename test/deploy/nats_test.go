@@ -41,24 +41,42 @@ func run(t *testing.T, s *deploy.Site, nodes ...string) []*server.Server {
 		if err != nil {
 			t.Fatalf("%s: %v", node, err)
 		}
-		opts.NoLog, opts.NoSigs = true, true
-		ns, err := server.NewServer(opts)
-		if err != nil {
-			t.Fatalf("%s: %v", node, err)
-		}
-		ns.Start()
-		t.Cleanup(func() {
-			ns.Shutdown()
-			ns.WaitForShutdown()
-		})
-		all = append(all, ns)
+		all = append(all, begin(t, node, opts))
 	}
 	for i, ns := range all {
-		if !ns.ReadyForConnections(patience) {
-			t.Fatalf("%s does not take connections", nodes[i])
-		}
+		reached(t, nodes[i], ns)
 	}
 	return all
+}
+
+// serve starts one server, until the test ends.
+func serve(t *testing.T, node string, opts *server.Options) *server.Server {
+	t.Helper()
+	ns := begin(t, node, opts)
+	reached(t, node, ns)
+	return ns
+}
+
+func begin(t *testing.T, node string, opts *server.Options) *server.Server {
+	t.Helper()
+	opts.NoLog, opts.NoSigs = true, true
+	ns, err := server.NewServer(opts)
+	if err != nil {
+		t.Fatalf("%s: %v", node, err)
+	}
+	ns.Start()
+	t.Cleanup(func() {
+		ns.Shutdown()
+		ns.WaitForShutdown()
+	})
+	return ns
+}
+
+func reached(t *testing.T, node string, ns *server.Server) {
+	t.Helper()
+	if !ns.ReadyForConnections(patience) {
+		t.Fatalf("%s does not take connections", node)
+	}
 }
 
 func connect(t *testing.T, s *deploy.Site, node, user string) *nats.Conn {

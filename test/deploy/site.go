@@ -62,7 +62,7 @@ func Password(user string) string { return "secret-of-" + user }
 func NewSite(tb testing.TB, dir string) *Site {
 	tb.Helper()
 	s := &Site{tb: tb, dir: dir, repl: map[string]*strings.Replacer{}, want: map[string][]string{}, CA: filepath.Join(dir, "tls", "ca.crt")}
-	s.certificates()
+	certificates(tb, filepath.Dir(s.CA))
 	s.secrets()
 	var all []string // known to every node: how they find each other
 	for i := range 3 {
@@ -90,18 +90,23 @@ func NewSite(tb testing.TB, dir string) *Site {
 // Ask has a node ask who may connect, as callout.conf tells to.
 func (s *Site) Ask(node string) {
 	s.tb.Helper()
-	data, err := os.ReadFile(s.Config(node))
-	if err != nil {
-		s.tb.Fatal(err)
+	const accounts = "\ninclude accounts.conf\n"
+	for _, name := range []string{node, "cluster"} { // the file that has the line
+		path := filepath.Join(s.dir, node, name+".conf")
+		data, err := os.ReadFile(path)
+		if err != nil {
+			s.tb.Fatal(err)
+		}
+		if !strings.Contains(string(data), accounts) {
+			continue
+		}
+		text := strings.Replace(string(data), accounts, accounts+"include callout.conf\n", 1)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			s.tb.Fatal(err)
+		}
+		return
 	}
-	const accounts = "include accounts.conf\n"
-	if !strings.Contains(string(data), accounts) {
-		s.tb.Fatalf("%s has no line %q", node, accounts)
-	}
-	text := strings.Replace(string(data), accounts, accounts+"include callout.conf\n", 1)
-	if err := os.WriteFile(s.Config(node), []byte(text), 0o600); err != nil {
-		s.tb.Fatal(err)
-	}
+	s.tb.Fatalf("no file of %s has the line %q", node, accounts)
 }
 
 // Data is where a node keeps its streams.
@@ -109,6 +114,11 @@ func (s *Site) Data(node string) string { return filepath.Join(s.dir, node, "dat
 
 // Config is the path of a node's configuration.
 func (s *Site) Config(node string) string { return filepath.Join(s.dir, node, node+".conf") }
+
+// At tells where a server is that the test has started by other files.
+func (s *Site) At(node, url string) {
+	s.want[node] = []string{"port: 4222", "port: " + port(url)}
+}
 
 // URL is where clients reach a node.
 func (s *Site) URL(node string) string {
@@ -226,22 +236,29 @@ func listen(tb testing.TB) net.Listener {
 
 func port(address string) string { return address[strings.LastIndex(address, ":")+1:] }
 
+// NewAuthority makes another authority in dir, and a certificate for the servers,
+// as files of the names that a site's have.
+func NewAuthority(tb testing.TB, dir string) string {
+	tb.Helper()
+	certificates(tb, dir)
+	return dir
+}
+
 // certificates makes an authority, and a certificate of it that serves every
 // server of the site.
-func (s *Site) certificates() {
-	s.tb.Helper()
-	dir := filepath.Dir(s.CA)
+func certificates(tb testing.TB, dir string) {
+	tb.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		s.tb.Fatal(err)
+		tb.Fatal(err)
 	}
-	caKey, serverKey := s.key(), s.key()
+	caKey, serverKey := key(tb), key(tb)
 	ca := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fleet authority"},
+		SerialNumber: number(tb), Subject: pkix.Name{CommonName: "fleet authority"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	server := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "fleet server"},
+		SerialNumber: number(tb), Subject: pkix.Name{CommonName: "fleet server"},
 		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
 		DNSNames: []string{"n1", "n2", "n3", "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
@@ -252,29 +269,38 @@ func (s *Site) certificates() {
 	}{"ca": {ca, caKey}, "server": {server, serverKey}} {
 		der, err := x509.CreateCertificate(rand.Reader, c.of, ca, &c.key.PublicKey, caKey)
 		if err != nil {
-			s.tb.Fatal(err)
+			tb.Fatal(err)
 		}
-		s.writePEM(filepath.Join(dir, name+".crt"), "CERTIFICATE", der)
+		writePEM(tb, filepath.Join(dir, name+".crt"), "CERTIFICATE", der)
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(serverKey)
 	if err != nil {
-		s.tb.Fatal(err)
+		tb.Fatal(err)
 	}
-	s.writePEM(filepath.Join(dir, "server.key"), "PRIVATE KEY", der)
+	writePEM(tb, filepath.Join(dir, "server.key"), "PRIVATE KEY", der)
 }
 
-func (s *Site) key() *ecdsa.PrivateKey {
-	s.tb.Helper()
+func number(tb testing.TB) *big.Int {
+	tb.Helper()
+	n, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+func key(tb testing.TB) *ecdsa.PrivateKey {
+	tb.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		s.tb.Fatal(err)
+		tb.Fatal(err)
 	}
 	return k
 }
 
-func (s *Site) writePEM(path, kind string, der []byte) {
-	s.tb.Helper()
+func writePEM(tb testing.TB, path, kind string, der []byte) {
+	tb.Helper()
 	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		s.tb.Fatal(err)
+		tb.Fatal(err)
 	}
 }

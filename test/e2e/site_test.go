@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -70,6 +71,40 @@ func (s siteUnderTest) ask(ctx context.Context, page string) bool {
 	}
 	_ = answer.Body.Close()
 	return answer.StatusCode == http.StatusOK
+}
+
+// post sends JSON to a page, and gives the answer.
+func (s siteUnderTest) post(t *testing.T, page, body string) string {
+	t.Helper()
+	return s.fetch(t, http.MethodPost, page, body)
+}
+
+// get reads a page.
+func (s siteUnderTest) get(t *testing.T, page string) string {
+	t.Helper()
+	return s.fetch(t, http.MethodGet, page, "")
+}
+
+func (s siteUnderTest) fetch(t *testing.T, method, page, body string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, page, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("A2A-Version", "1.0")
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatalf("%s: %v", page, err)
+	}
+	return string(text)
 }
 
 // well waits until a page answers with 200.

@@ -4,51 +4,52 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"parley/test/deploy"
 )
 
 const pollSite = 50 * time.Millisecond
 
-// TestTopology is what deploy/compose.yaml describes, as processes: three
-// servers by the configurations that ship, two routers, one of each other worker,
-// an agent, and one behind a leaf node. Tasks get through, also while a server
-// is lost and after it is back.
+// everyWorker is what a fleet consists of.
+var everyWorker = []string{
+	"a2e", "audit", "callout", "escalation", "gateway", "mesh", "registry", "router", "runs", "schedules", "sessions", "telemetry", "webhooks",
+}
+
+// TestTopology runs deploy/container/compose.yaml as processes: three servers by
+// the configurations that ship, which ask the worker callout, two routers, two
+// gateways, one of each other worker, an agent; and one behind a leaf node. Tasks
+// get through, also while a server is lost and after it is back; every door opens.
 func TestTopology(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	nodes := []string{"cluster-1", "cluster-2", "cluster-3"}
-	brokers := map[string]*process{}
 	for _, n := range nodes {
-		brokers[n] = s.broker(n)
+		s.Ask(n)
+	}
+	set := map[string]string{"CALLOUT_SEED": s.Issuer}
+	for _, user := range []string{deploy.Worker, deploy.Claude} {
+		set["NATS_"+strings.ToUpper(user)+"_PASSWORD"] = deploy.Password(user)
+	}
+	c := s.compose(t, set)
+	if diff := cmp.Diff(everyWorker, c.workers()); diff != "" {
+		t.Errorf("workers of compose.yaml (-want +got):\n%s", diff)
+	}
+	if r, g := len(c.pages["router"]), len(c.pages["gateway"]); r != 2 || g != 2 {
+		t.Errorf("%d routers and %d gateways, want 2 of each", r, g)
 	}
 	s.broker("leaf")
-	for _, n := range append([]string{"leaf"}, nodes...) {
-		s.well(s.Monitor(n) + "/healthz")
-	}
-	var ready []string
-	for i, workers := range []string{"router", "router", "registry", "sessions", "audit", "mesh", "runs", "schedules", "webhooks", "escalation"} {
-		name := workers + strconv.Itoa(i)
-		page := deploy.FreeAddress(t)
-		s.parley(name, s.env(deploy.Worker, nodes...), "serve", "--workers", workers, "--replicas", "3", "--http", page, "--max-store", "512MiB", "--change-log", filepath.Join(s.dir, name+".change.log"))
-		ready = append(ready, "http://"+page+"/readyz")
-	}
-	for _, page := range ready {
-		s.well(page)
-	}
-	s.parley("claude", s.env(deploy.Claude, nodes...), "agent", "run", "--id", "claude", "--driver", "echo", "--heartbeat", "500ms", "--data", filepath.Join(s.dir, "claude"))
+	s.well(s.Monitor("leaf") + "/healthz")
 	s.parley("edge1", s.env("", "leaf"), "agent", "run", "--id", "edge1", "--driver", "echo", "--heartbeat", "500ms", "--data", filepath.Join(s.dir, "edge1"))
 	ci := func(first string) []string { // who asks where
-		for i, n := range nodes {
-			if n == first {
-				return append(s.env(deploy.CI, append(append([]string{}, nodes[i:]...), nodes[:i]...)...), "PARLEY_AS=ci")
-			}
-		}
-		panic(first)
+		i := slices.Index(nodes, first)
+		return append(s.env(deploy.CI, append(slices.Clone(nodes[i:]), nodes[:i]...)...), "PARLEY_AS=ci")
 	}
 	do := func(where, agent, brief string) {
 		t.Helper()
@@ -65,8 +66,10 @@ func TestTopology(t *testing.T) {
 		do(n, "claude", "first-"+strconv.Itoa(i))
 	}
 	do(nodes[0], "edge1", "at-the-edge")
+	c.identity(t, nodes)
+	c.doors(t)
 
-	brokers[nodes[1]].kill()
+	c.brokers[nodes[1]].kill()
 	begin := time.Now()
 	do(nodes[0], "claude", "with-two-of-three")
 	fmt.Printf("e2e: a task took %s from the loss of a server\n", time.Since(begin).Round(time.Millisecond))
@@ -74,10 +77,44 @@ func TestTopology(t *testing.T) {
 
 	s.broker(nodes[1])
 	s.well(s.Monitor(nodes[1]) + "/healthz")
-	brokers[nodes[0]].kill()
+	c.brokers[nodes[0]].kill()
 	do(nodes[1], "claude", "by-the-one-that-is-back")
-	for _, page := range ready {
-		s.well(page)
+	for _, pages := range c.pages {
+		for _, page := range pages {
+			s.well(page + "/readyz")
+		}
+	}
+}
+
+// identity lets an agent in by an identity: the servers have no user of its name.
+func (c *composedSite) identity(t *testing.T, nodes []string) {
+	t.Helper()
+	file := filepath.Join(c.dir, "bot.identity.json")
+	operator := append(c.env(deploy.Operator, nodes...), "PARLEY_AS=operator")
+	c.does(operator, "identity", "add", "bot", "--role", "agent", "--file", file)
+	c.parley("bot", append(c.env("", nodes...), "PARLEY_IDENTITY="+file), "agent", "run", "--driver", "echo", "--spool", "off")
+	if out := c.does(operator, "task", "send", "--wait", "--agent", "bot", "by-an-identity"); !strings.Contains(out, "by-an-identity") {
+		t.Errorf("bot did: %s", out)
+	}
+}
+
+// doors has the fleet used over HTTP: by A2A at either gateway, and by A2E; and
+// its metrics read.
+func (c *composedSite) doors(t *testing.T) {
+	t.Helper()
+	for i, page := range c.pages["gateway"] {
+		id := "a2a-" + strconv.Itoa(i)
+		out := c.post(t, page+"/a2a", `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"message":{"messageId":"`+id+`","role":"ROLE_USER","parts":[{"text":"by-`+id+`"}]}}}`)
+		if !strings.Contains(out, "TASK_STATE_COMPLETED") || !strings.Contains(out, "by-"+id) {
+			t.Errorf("gateway %d answers %s", i, out)
+		}
+	}
+	out := c.post(t, c.pages["a2e"][0]+"/a2e/v1/handshake", `{"a2e":"1.0","type":"handshake/req","id":"h1","ts":1716123456.789,"agent_id":"visitor","agent_caps":["tools","env"]}`)
+	if !strings.Contains(out, `"ok":true`) {
+		t.Errorf("A2E answers %s", out)
+	}
+	if out := c.get(t, c.pages["telemetry"][0]+"/metrics"); !strings.Contains(out, "parley_build_info") || !strings.Contains(out, `parley_workers{worker="router"} 2`) {
+		t.Errorf("/metrics has not what it must: %.2000s", out)
 	}
 }
 

@@ -83,3 +83,43 @@ securityContext:
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
 {{- end }}
+
+{{/* What may be called over HTTP: gateway and a2e. */}}
+{{- define "parley.isDoor" -}}
+{{- if has . (list "a2e" "gateway") }}yes{{ end }}
+{{- end }}
+
+{{/* Whether a worker runs: a door does where somebody says who may enter. */}}
+{{- define "parley.runs" -}}
+{{- $d := .root.Values.doors }}
+{{- if or (not (include "parley.isDoor" .worker)) $d.tokensSecret $d.issuer $d.open }}yes{{ end }}
+{{- end }}
+
+{{/* What a worker is told beside what all are. */}}
+{{- define "parley.own" -}}
+{{- $d := .root.Values.doors }}
+{{- if include "parley.isDoor" .worker }}
+{{- if $d.tokensSecret }}
+- {name: PARLEY_A2A_TOKENS, value: /etc/parley/doors/tokens}
+{{- end }}
+{{- if $d.issuer }}
+- {name: PARLEY_A2A_ISSUER, value: {{ $d.issuer | quote }}}
+{{- end }}
+{{- if $d.audience }}
+- {name: PARLEY_A2A_AUDIENCE, value: {{ $d.audience | quote }}}
+{{- end }}
+{{- if $d.open }}
+- {name: PARLEY_A2A_OPEN, value: "true"}
+{{- end }}
+{{- if $d.url }}
+- {name: PARLEY_A2A_URL, value: {{ $d.url | quote }}}
+{{- end }}
+{{- if and $d.mcp (eq .worker "gateway") }}
+- {name: PARLEY_MCP, value: "true"}
+{{- end }}
+{{- end }}
+{{- if and (eq .worker "callout") .root.Values.callout.issuerSecret }}
+- {name: PARLEY_CALLOUT_ISSUER, valueFrom: {secretKeyRef: {name: {{ .root.Values.callout.issuerSecret | quote }}, key: issuer}}}
+- {name: PARLEY_CALLOUT_ACCOUNT, value: {{ .root.Values.callout.account | quote }}}
+{{- end }}
+{{- end }}
