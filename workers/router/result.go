@@ -65,15 +65,8 @@ func (w *Worker) onProgress(ctx context.Context, m bus.Msg) {
 			return nil, err
 		}
 		c.epoch, c.attempt = p.Epoch, p.Attempt
-		if p.Artifact == nil && p.Question == nil {
-			if m.Reply == "" {
-				return nil, nil
-			}
-			v, err := w.latest(ctx, task)
-			if err != nil {
-				return nil, err
-			}
-			return v.ev, nil
+		if p.Artifact == nil && p.Question == nil && m.Reply == "" {
+			return nil, nil
 		}
 		return w.progress(ctx, task, c, p)
 	})
@@ -316,7 +309,8 @@ func failureOf(r *fleet.Result) failure {
 	return f
 }
 
-// progress records an artifact or a question.
+// progress records an artifact or a question. Of other progress it says only
+// whether it is the holder's.
 func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p *fleet.Progress) (*fleet.Event, error) {
 	return w.patiently(ctx, task, func(v *view) (*fleet.Event, error) {
 		switch stand(v.ev, c) {
@@ -327,6 +321,9 @@ func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p 
 		case counts:
 		}
 		now := time.Now().UTC()
+		if p.Artifact == nil && p.Question == nil {
+			return nil, nil
+		}
 		if p.Artifact != nil {
 			return published(v.ev, p.Artifact, now), nil
 		}

@@ -1,0 +1,68 @@
+package router_test
+
+import (
+	"testing"
+
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+func TestQuestionAndAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", `"timeout_seconds":60`))
+	a.offered()
+	ask := fleet.MustEncode(fleet.Progress{Attempt: 1, Epoch: a.epoch, Question: &fleet.Question{ID: "q1", Text: "which branch?"}})
+	for range 2 {
+		r, err := a.report(subjects.Progress("a", id), ask, id)
+		if err != nil || r.State != fleet.StateInputRequired {
+			t.Fatalf("question = %+v, %v", r, err)
+		}
+	}
+	v := w.view(id)
+	if v.State != fleet.StateInputRequired || v.Question == nil || v.Question.Text != "which branch?" {
+		t.Errorf("view = %+v", v)
+	}
+	if _, err := call[fleet.TaskView](w, "boss", "task", "answer", fleet.TaskAnswer{TaskID: id, QuestionID: "other", Text: "x"}); subjects.CodeOf(err) != subjects.CodeInvalidMessage {
+		t.Errorf("answer to another question = %v", err)
+	}
+	for range 2 {
+		if _, err := call[fleet.TaskView](w, "boss", "task", "answer", fleet.TaskAnswer{TaskID: id, QuestionID: "q1", Text: "main"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := a.told(); c.Action != fleet.ActionInput || c.QuestionID != "q1" || c.Text != "main" {
+		t.Errorf("told %+v", c)
+	}
+	art := fleet.MustEncode(fleet.Progress{Artifact: &fleet.Artifact{ArtifactID: "log", Parts: []fleet.Part{{Text: new("line")}}}})
+	if _, err := a.report(subjects.Progress("a", id), art, id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.result(id, fleet.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := kinds(w.events(id)), "queued working question answer artifact outcome"; got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
+}
+
+// TestProgressOfAnother: whoever asks for an answer is told whether the task is
+// his.
+func TestProgressOfAnother(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a, b := w.join("a", nil), w.join("b", nil)
+	id := w.send(dispatchJSON("x", `"agent_id":"a"`))
+	a.offered()
+	step := fleet.MustEncode(fleet.Progress{Text: "half of it"})
+	if r, err := a.report(subjects.Progress("a", id), step, id); err != nil || r.State != fleet.StateWorking {
+		t.Errorf("the holder's progress = %+v, %v", r, err)
+	}
+	if r, err := b.report(subjects.Progress("b", id), step, id); subjects.CodeOf(err) != subjects.CodeLateResult {
+		t.Errorf("another's progress = %+v, %v; want late_result", r, err)
+	}
+	if got, want := kinds(w.events(id)), "queued working"; got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
+}
