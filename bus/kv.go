@@ -20,6 +20,15 @@ type KV struct {
 	b      *Bus
 	stream string // KV_<bucket>
 	prefix string // $KV.<bucket>.
+	told   []byte // see Telling
+}
+
+// Telling is k for one write of Create, Update, UpdateFor or DeleteRevision that
+// stores log lines with it (see Record.Told).
+func (k *KV) Telling(lines []byte) *KV {
+	c := *k
+	c.told = lines
+	return &c
 }
 
 // Entry is one key's value. Revision is the bucket's sequence.
@@ -148,7 +157,7 @@ func (k *KV) DeleteRevision(ctx context.Context, key string, rev uint64) error {
 		return err
 	}
 	_, err := k.b.writeRecord(ctx, k.stream, Record{
-		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"DEL"}},
+		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"DEL"}}, Told: k.told,
 	})
 	return err
 }
@@ -158,7 +167,7 @@ func (k *KV) write(ctx context.Context, key string, value []byte, rev uint64, tt
 		return 0, err
 	}
 	return k.b.writeRecord(ctx, k.stream, Record{
-		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Data: value, TTL: ttl,
+		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Data: value, TTL: ttl, Told: k.told,
 	})
 }
 

@@ -1,6 +1,7 @@
 package escalation
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,6 +15,8 @@ import (
 	policy "parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 const (
@@ -43,6 +46,7 @@ func (w *Worker) act(ctx context.Context) error {
 // look next.
 func (w *Worker) round(ctx context.Context) (next time.Time) {
 	now := time.Now().UTC()
+	w.endSilences(ctx, now)
 	var ids []string
 	w.with(func(v *view) {
 		for id, g := range v.groups {
@@ -171,26 +175,40 @@ func (w *Worker) do(ctx context.Context, d due) error {
 	case policy.Apply:
 		return w.apply(ctx, d.group)
 	}
-	if err := w.putAlert(ctx, d.group, is, d.rev); err != nil {
+	if err := w.putAlert(ctx, d.group, is, d.rev, e); err != nil {
 		return err
 	}
-	crash.Point("after_alert")
-	w.event(ctx, e)
 	if e.Event == "triggered" && was.Number > 0 {
 		w.archive(ctx, was)
 	}
 	return nil
 }
 
-// putAlert stores an alert over its revision.
-func (w *Worker) putAlert(ctx context.Context, id string, a fleet.Alert, rev uint64) error {
-	rev, err := w.kv.Update(ctx, alertKey+id, fleet.MustEncode(a), rev)
+// putAlert stores an alert over its revision, with what has happened to it.
+func (w *Worker) putAlert(ctx context.Context, id string, a fleet.Alert, rev uint64, e fleet.AlertEvent) error {
+	e.AlertID = a.AlertID
+	rev, err := w.kv.Telling(told(&e)).Update(ctx, alertKey+id, fleet.MustEncode(a), rev)
 	if err != nil {
 		return err
 	}
 	w.with(func(v *view) { v.putAlert(id, a, rev) })
 	w.stir()
+	crash.Point("after_alert")
+	w.event(ctx, e)
 	return nil
+}
+
+// told is what the audit is told of an event of an alert.
+func told(e *fleet.AlertEvent) []byte {
+	return workers.Line("", cmp.Or(subjects.AgentID(e.By), Self), handshake.EventAlert, struct {
+		AlertID string `json:"alert_id"`
+		Kind    string `json:"kind"`
+		By      string `json:"by,omitempty"`
+		Contact string `json:"contact,omitempty"`
+		Call    int    `json:"call,omitzero"`
+		Count   int    `json:"count,omitzero"` // tasks
+		Message string `json:"message,omitempty"`
+	}{e.AlertID, e.Event, workers.Clip(e.By), e.Contact, e.Call, e.Count, workers.Clip(e.Message)})
 }
 
 // archive keeps an alert that is over for a while; that is for people alone.
