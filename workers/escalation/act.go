@@ -1,7 +1,6 @@
 package escalation
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -198,9 +197,18 @@ func (w *Worker) putAlert(ctx context.Context, id string, a fleet.Alert, rev uin
 	return nil
 }
 
+// human is who answers by a link: it names the contact that it was sent to.
+const human subjects.AgentID = "human"
+
 // told is what the audit is told of an event of an alert.
 func told(e *fleet.AlertEvent) []byte {
-	return workers.Line("", cmp.Or(subjects.AgentID(e.By), Self), handshake.EventAlert, struct {
+	who := Self
+	if e.By != "" {
+		if who = subjects.AgentID(e.By); !subjects.ValidToken(e.By) {
+			who = human // by a link
+		}
+	}
+	return workers.Line("", who, handshake.EventAlert, struct {
 		AlertID string `json:"alert_id"`
 		Kind    string `json:"kind"`
 		By      string `json:"by,omitempty"`
