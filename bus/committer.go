@@ -67,8 +67,14 @@ func newCommitter(b *Bus, stream string) *committer {
 
 // Write implements RecordWriter.
 func (c *committer) Write(ctx context.Context, r Record) (uint64, error) {
-	if len(r.Told) > 0 {
-		return c.b.writeRecord(ctx, c.stream, r) // a batch of its own
+	if len(r.Told) > 0 { // a batch of its own
+		c.mu.Lock()
+		stopped := c.stopped
+		c.mu.Unlock()
+		if stopped {
+			return 0, fmt.Errorf("write %s: %w", r.Subject, ErrClosed)
+		}
+		return c.b.writeRecord(ctx, c.stream, r)
 	}
 	w := &write{Record: r, ctx: ctx, result: make(chan outcome, 1)}
 	if err := c.enqueue(w); err != nil {

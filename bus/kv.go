@@ -152,12 +152,14 @@ func (k *KV) Delete(ctx context.Context, key string) error {
 }
 
 // DeleteRevision removes key if its last revision is rev; ErrConflict otherwise.
+// Unlike what Delete leaves, its mark is no end of a TTL when it is too old
+// itself, so no second mark follows.
 func (k *KV) DeleteRevision(ctx context.Context, key string, rev uint64) error {
 	if err := validKey(key); err != nil {
 		return err
 	}
 	_, err := k.b.writeRecord(ctx, k.stream, Record{
-		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"DEL"}}, Told: k.told,
+		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"PURGE"}}, Told: k.told,
 	})
 	return err
 }
