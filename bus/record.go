@@ -30,8 +30,8 @@ type Record struct {
 	Told []byte
 }
 
-// keepTold is how long log lines are kept beside what they tell of: as long as
-// those of FLEET_LOG.
+// keepTold is how long log lines are kept beside what they tell of where nothing
+// ages: as long as those of FLEET_LOG.
 const keepTold = 7 * day
 
 // RecordWriter writes records. Write blocks until the record is stored and
@@ -201,9 +201,10 @@ func (b *Bus) publishRecord(ctx context.Context, stream string, r Record) (uint6
 	}
 	ctx, cancel := b.tryContext(ctx)
 	defer cancel()
-	told := &nats.Msg{Subject: subjects.Told(stream, r.WriteID), Data: r.Told, Header: nats.Header{
-		jetstream.ExpectedStreamHeader: {stream}, jetstream.MsgTTLHeader: {ttlSeconds(keepTold)},
-	}}
+	told := &nats.Msg{Subject: subjects.Told(stream, r.WriteID), Data: r.Told, Header: nats.Header{jetstream.ExpectedStreamHeader: {stream}}}
+	if !ages(stream) {
+		told.Header.Set(jetstream.MsgTTLHeader, ttlSeconds(keepTold))
+	}
 	return b.publishBatch(ctx, []*nats.Msg{told, r.message(stream)})
 }
 

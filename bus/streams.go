@@ -132,7 +132,7 @@ func sessionAssets(p Provisioning, size sizes) []asset {
 		// The end of a session is told to whoever watches: a worker that was away
 		// for less than a day still hears of it, and drops what it held.
 		{keepSize: keep, stream: tells(bucket(subjects.BucketSessions, "sessions", "Session records, 24 h after their last renewal", jetstream.StreamConfig{
-			MaxAge: day, SubjectDeleteMarkerTTL: day, MaxBytes: size.bucket,
+			MaxAge: day, AllowMsgTTL: true, SubjectDeleteMarkerTTL: day, MaxBytes: size.bucket,
 		}))},
 		{keepSize: keep, stream: bucket(subjects.BucketWorkers, "workers", "What workers remember together: keys, positions", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
@@ -277,11 +277,18 @@ func escalations(p Provisioning, size sizes) asset {
 	}
 }
 
-// tells is a stream in which log lines are kept beside what they tell of.
+// tells is a stream in which log lines are kept beside what they tell of: as
+// long as anything there, or for a time of their own where things do not age.
 func tells(c jetstream.StreamConfig) jetstream.StreamConfig {
 	c.Subjects = append(c.Subjects, subjects.ToldPattern(c.Name))
-	c.AllowAtomicPublish, c.AllowMsgTTL = true, true
+	c.AllowAtomicPublish = true
+	c.AllowMsgTTL = c.AllowMsgTTL || !ages(c.Name)
 	return c
+}
+
+// ages reports whether what a stream holds has an age at which it goes.
+func ages(stream string) bool {
+	return stream == subjects.StreamWebhooks || stream == "KV_"+subjects.BucketSessions
 }
 
 // bucket is the stream of a key-value bucket, history 1.
