@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"parley/bus/crash"
 	"parley/subjects"
 )
@@ -65,6 +67,15 @@ func newCommitter(b *Bus, stream string) *committer {
 
 // Write implements RecordWriter.
 func (c *committer) Write(ctx context.Context, r Record) (uint64, error) {
+	if len(r.Told) > 0 { // a batch of its own
+		c.mu.Lock()
+		stopped := c.stopped
+		c.mu.Unlock()
+		if stopped {
+			return 0, fmt.Errorf("write %s: %w", r.Subject, ErrClosed)
+		}
+		return c.b.writeRecord(ctx, c.stream, r)
+	}
 	w := &write{Record: r, ctx: ctx, result: make(chan outcome, 1)}
 	if err := c.enqueue(w); err != nil {
 		return 0, err
@@ -200,19 +211,28 @@ func (c *committer) send(batch []*write) (last uint64, err error) {
 	ctx, cancel := context.WithTimeout(c.ctx, commitTry)
 	defer cancel()
 	defer c.b.untilReconnect(cancel)()
-	id := rand.Text()
+	msgs := make([]*nats.Msg, len(batch))
 	for i, w := range batch {
-		m := w.message(c.stream)
+		msgs[i] = w.message(c.stream)
+	}
+	return c.b.publishBatch(ctx, msgs)
+}
+
+// publishBatch has messages stored as a whole or not at all, and returns the
+// sequence of the last one.
+func (b *Bus) publishBatch(ctx context.Context, msgs []*nats.Msg) (last uint64, err error) {
+	id := rand.Text()
+	for i, m := range msgs {
 		m.Header[headerBatchID] = []string{id}
 		m.Header[headerBatchSequence] = []string{strconv.Itoa(i + 1)}
-		if i < len(batch)-1 {
-			if err := c.b.nc.PublishMsg(m); err != nil {
-				return 0, c.unsent(err)
+		if i < len(msgs)-1 {
+			if err := b.nc.PublishMsg(m); err != nil {
+				return 0, unsent(err)
 			}
 			continue
 		}
 		m.Header[headerBatchCommit] = []string{"1"}
-		reply, err := c.b.request(ctx, m)
+		reply, err := b.request(ctx, m)
 		if err != nil {
 			return 0, asAmbiguous(err)
 		}
@@ -223,8 +243,8 @@ func (c *committer) send(batch []*write) (last uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		if a.Batch != id || a.Count != len(batch) {
-			return 0, fmt.Errorf("%w: %d of %d records are acknowledged", ErrTimeout, a.Count, len(batch))
+		if a.Batch != id || a.Count != len(msgs) {
+			return 0, fmt.Errorf("%w: %d of %d records are acknowledged", ErrTimeout, a.Count, len(msgs))
 		}
 		last = a.Seq
 	}
@@ -233,7 +253,7 @@ func (c *committer) send(batch []*write) (last uint64, err error) {
 
 // unsent is the error of a batch that broke off before its commit: the server
 // drops what it has of it.
-func (c *committer) unsent(err error) error {
+func unsent(err error) error {
 	if err := mapError(err); !errors.Is(err, ErrTimeout) {
 		return err
 	}

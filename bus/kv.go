@@ -20,6 +20,15 @@ type KV struct {
 	b      *Bus
 	stream string // KV_<bucket>
 	prefix string // $KV.<bucket>.
+	told   []byte // see Telling
+}
+
+// Telling is k for one write of Create, Update, UpdateFor or DeleteRevision that
+// stores log lines with it (see Record.Told).
+func (k *KV) Telling(lines []byte) *KV {
+	c := *k
+	c.told = lines
+	return &c
 }
 
 // Entry is one key's value. Revision is the bucket's sequence.
@@ -143,12 +152,14 @@ func (k *KV) Delete(ctx context.Context, key string) error {
 }
 
 // DeleteRevision removes key if its last revision is rev; ErrConflict otherwise.
+// Unlike what Delete leaves, its mark is no end of a TTL when it is too old
+// itself, so no second mark follows.
 func (k *KV) DeleteRevision(ctx context.Context, key string, rev uint64) error {
 	if err := validKey(key); err != nil {
 		return err
 	}
 	_, err := k.b.writeRecord(ctx, k.stream, Record{
-		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"DEL"}},
+		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"PURGE"}}, Told: k.told,
 	})
 	return err
 }
@@ -158,7 +169,7 @@ func (k *KV) write(ctx context.Context, key string, value []byte, rev uint64, tt
 		return 0, err
 	}
 	return k.b.writeRecord(ctx, k.stream, Record{
-		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Data: value, TTL: ttl,
+		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Data: value, TTL: ttl, Told: k.told,
 	})
 }
 

@@ -24,7 +24,15 @@ type Record struct {
 	Data     []byte
 	Header   Header
 	TTL      time.Duration // 0 = none; rounded up to whole seconds
+	// Told are log lines of what is changed by this write, one JSON object a
+	// line: they are stored with it in the same stream, or neither is. They need
+	// a WriteID that is a token.
+	Told []byte
 }
+
+// keepTold is how long log lines are kept beside what they tell of where nothing
+// ages: as long as those of FLEET_LOG.
+const keepTold = 7 * day
 
 // RecordWriter writes records. Write blocks until the record is stored and
 // returns its sequence; it may be called from any number of goroutines.
@@ -163,9 +171,9 @@ func (w *directWriter) stop() {
 func (b *Bus) writeRecord(ctx context.Context, stream string, r Record) (uint64, error) {
 	var away, process backoff.BackOff // made when one is needed
 	for {
-		a, err := b.publishStored(ctx, r.message(stream))
+		stored, err := b.publishRecord(ctx, stream, r)
 		if err == nil {
-			return a.Seq, nil
+			return stored, nil
 		}
 		bo, first, most := &away, 50*time.Millisecond, 2*time.Second
 		if errors.Is(err, errInProcess) {
@@ -182,6 +190,22 @@ func (b *Bus) writeRecord(ctx context.Context, stream string, r Record) (uint64,
 			return 0, fmt.Errorf("%w (last: %w)", werr, err)
 		}
 	}
+}
+
+// publishRecord is one try: a record that has log lines goes as a batch that
+// ends with it.
+func (b *Bus) publishRecord(ctx context.Context, stream string, r Record) (uint64, error) {
+	if len(r.Told) == 0 {
+		a, err := b.publishStored(ctx, r.message(stream))
+		return a.Seq, err
+	}
+	ctx, cancel := b.tryContext(ctx)
+	defer cancel()
+	told := &nats.Msg{Subject: subjects.Told(stream, r.WriteID), Data: r.Told, Header: nats.Header{jetstream.ExpectedStreamHeader: {stream}}}
+	if !ages(stream) {
+		told.Header.Set(jetstream.MsgTTLHeader, ttlSeconds(keepTold))
+	}
+	return b.publishBatch(ctx, []*nats.Msg{told, r.message(stream)})
 }
 
 // lastLook bounds the read-back of a write whose context has ended.

@@ -90,7 +90,7 @@ func taskAssets(p Provisioning, size sizes) []asset {
 			MaxBytes:    size.deadLetters,
 			Metadata:    map[string]string{"writer": "workers"},
 		}},
-		{keepSize: p.WebhooksMaxBytes == 0, stream: outbox(size.webhooks)},
+		{keepSize: p.WebhooksMaxBytes == 0, stream: tells(outbox(size.webhooks))},
 		escalations(p, size),
 		// Expired idempotency keys leave no marker: nobody watches them, and a
 		// marker is one write more per key.
@@ -100,15 +100,15 @@ func taskAssets(p Provisioning, size sizes) []asset {
 		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketPush, "gateway", "Push notification configs of A2A clients", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
-		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAgents, "router", "Operator drain and cool-down per agent", jetstream.StreamConfig{
-			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
-		})},
+		{keepSize: p.BucketMaxBytes == 0, stream: tells(bucket(subjects.BucketAgents, "router", "Operator drain and cool-down per agent", jetstream.StreamConfig{
+			SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		}))},
 		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketLedger, "router", "Tokens spent, by session or run, task and attempt, 7 days", jetstream.StreamConfig{
 			AllowMsgTTL: true, MaxBytes: size.bucket,
 		})},
-		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketAlerts, "escalation", "What waits for a human, who was told, silences", jetstream.StreamConfig{
-			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
-		})},
+		{keepSize: p.BucketMaxBytes == 0, stream: tells(bucket(subjects.BucketAlerts, "escalation", "What waits for a human, who was told, silences", jetstream.StreamConfig{
+			SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		}))},
 		{keepSize: p.BucketMaxBytes == 0, stream: objects(subjects.ObjectsIndex, "router", "Checkpoints of the routers' index", size.bucket)},
 	}
 }
@@ -131,15 +131,15 @@ func sessionAssets(p Provisioning, size sizes) []asset {
 		}},
 		// The end of a session is told to whoever watches: a worker that was away
 		// for less than a day still hears of it, and drops what it held.
-		{keepSize: keep, stream: bucket(subjects.BucketSessions, "sessions", "Session records, 24 h after their last renewal", jetstream.StreamConfig{
+		{keepSize: keep, stream: tells(bucket(subjects.BucketSessions, "sessions", "Session records, 24 h after their last renewal", jetstream.StreamConfig{
 			MaxAge: day, AllowMsgTTL: true, SubjectDeleteMarkerTTL: day, MaxBytes: size.bucket,
-		})},
+		}))},
 		{keepSize: keep, stream: bucket(subjects.BucketWorkers, "workers", "What workers remember together: keys, positions", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
-		{keepSize: keep, stream: bucket(subjects.BucketIdentities, "callout", "Who may connect and sign, with sealed keys", jetstream.StreamConfig{
-			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
-		})},
+		{keepSize: keep, stream: tells(bucket(subjects.BucketIdentities, "callout", "Who may connect and sign, with sealed keys", jetstream.StreamConfig{
+			SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		}))},
 		// Twice the window in which a signature counts, and a little.
 		{keepSize: keep, stream: bucket(subjects.BucketNonces, "workers", "Signatures that were used, until they count no longer", jetstream.StreamConfig{
 			MaxAge: 11 * time.Minute, AllowMsgTTL: true, MaxBytes: size.bucket,
@@ -183,7 +183,7 @@ func objects(name, writer, description string, most int64) jetstream.StreamConfi
 // meshAssets are runs, and the messages between agents with their states.
 func meshAssets(p Provisioning, size sizes) []asset {
 	return []asset{
-		{keepSize: p.RunsMaxBytes == 0, stream: jetstream.StreamConfig{
+		{keepSize: p.RunsMaxBytes == 0, stream: tells(jetstream.StreamConfig{
 			Name:              subjects.StreamRuns,
 			Description:       "Records of runs, and the results of their tasks; written by runs workers only",
 			Subjects:          []string{subjects.RunPattern, subjects.RunResultPattern},
@@ -192,10 +192,9 @@ func meshAssets(p Provisioning, size sizes) []asset {
 			MaxBytes:          size.runs,
 			Duplicates:        time.Second, // records carry no message ids
 
-			AllowMsgTTL: true, AllowAtomicPublish: true,
 			RePublish: &jetstream.RePublish{Source: subjects.RunPattern, Destination: "fleet.runevent.{{wildcard(1)}}"},
 			Metadata:  map[string]string{"writer": "runs"},
-		}},
+		})},
 		{keepSize: p.MeshMaxBytes == 0, stream: jetstream.StreamConfig{
 			Name:        subjects.StreamMesh,
 			Description: "Messages between agents; purged by mesh workers a day after their end",
@@ -223,9 +222,9 @@ func meshAssets(p Provisioning, size sizes) []asset {
 // with timers cannot refuse what is new, so it must never be full.
 func scheduleAssets(p Provisioning, size sizes) []asset {
 	return []asset{
-		{keepSize: p.BucketMaxBytes == 0, stream: bucket(subjects.BucketSchedules, "schedules", "Schedules, and how far they have come", jetstream.StreamConfig{
-			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
-		})},
+		{keepSize: p.BucketMaxBytes == 0, stream: tells(bucket(subjects.BucketSchedules, "schedules", "Schedules, and how far they have come", jetstream.StreamConfig{
+			SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		}))},
 		{stream: jetstream.StreamConfig{
 			Name:              subjects.StreamTimers,
 			Description:       "When schedules are due next, as message schedules, and when they were last; written by schedules workers and by JetStream",
@@ -276,6 +275,20 @@ func escalations(p Provisioning, size sizes) asset {
 			MaxDeliver:    -1, MaxAckPending: 1024, MaxWaiting: 512,
 		}},
 	}
+}
+
+// tells is a stream in which log lines are kept beside what they tell of: as
+// long as anything there, or for a time of their own where things do not age.
+func tells(c jetstream.StreamConfig) jetstream.StreamConfig {
+	c.Subjects = append(c.Subjects, subjects.ToldPattern(c.Name))
+	c.AllowAtomicPublish = true
+	c.AllowMsgTTL = c.AllowMsgTTL || !ages(c.Name)
+	return c
+}
+
+// ages reports whether what a stream holds has an age at which it goes.
+func ages(stream string) bool {
+	return stream == subjects.StreamWebhooks || stream == "KV_"+subjects.BucketSessions
 }
 
 // bucket is the stream of a key-value bucket, history 1.

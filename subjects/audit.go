@@ -21,6 +21,13 @@ const Audit = "fleet.audit"
 // LogPattern follows the log lines of all.
 const LogPattern = "fleet.log.*.*"
 
+// Told is where log lines of a change are kept beside it, in the stream of what
+// was changed; write names the write.
+func Told(stream, write string) string { return join("fleet.told", stream, write) }
+
+// ToldPattern follows the lines that are kept in a stream.
+func ToldPattern(stream string) string { return join("fleet.told", stream, "*") }
+
 // auditEntries are the subjects of the audit.
 func auditEntries() []Entry {
 	return []Entry{
@@ -28,7 +35,13 @@ func auditEntries() []Entry {
 			Pattern: "fleet.log.<session>.<agent>", Message: "log line",
 			Writer: "sessions, access", Readers: "audit",
 			Kept: "7 days", Stream: StreamLog,
-			Description: "What happened that no record tells: handshakes, sessions, refusals. The audit takes it over.",
+			Description: "What happened that changed nothing that is stored: handshakes, refusals. The audit takes it over.",
+		},
+		{
+			Pattern: "fleet.told.<stream>.<write>", Message: "log lines",
+			Writer: "workers", Readers: "audit",
+			Kept:        "7 days, in <stream>; in that of webhooks 30, in that of sessions one",
+			Description: "What was changed by a write to one of the streams of runs, schedules, alerts, webhooks, sessions, identities and agents, and by whom: stored with it in one. The audit takes it over.",
 		},
 		{
 			Pattern: Audit, Message: "Block",

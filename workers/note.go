@@ -3,6 +3,7 @@ package workers
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -58,6 +59,27 @@ func (n *Notes) Tell(ctx context.Context, id subjects.SessionID, who subjects.Ag
 	if _, err := n.bus.Store(ctx, subjects.Log(id, who), fleet.MustEncode(&l), uuid.NewString(), nil); err != nil {
 		n.log.Error("the audit was not told", slog.String("session_id", string(id)), slog.String("agent_id", string(who)), slog.String("event", event), slog.Any("error", err))
 	}
+}
+
+// Line says what who did, as a line of bus.Record.Told; data is an object. Who
+// has no name of the fleet is "unknown".
+func Line(id subjects.SessionID, who subjects.AgentID, event string, data any) []byte {
+	if _, err := subjects.ParseAgentID(string(who)); err != nil {
+		who = "unknown"
+	}
+	l := handshake.LogLine{Timestamp: time.Now().UTC(), SessionID: id, AgentID: who, EventType: event, Data: fleet.MustEncode(data)}
+	return append(fleet.MustEncode(&l), '\n')
+}
+
+// maxSaid is how much of what somebody says a line has, in bytes.
+const maxSaid = 200
+
+// Clip is as much of s as a line of the audit has.
+func Clip(s string) string {
+	if len(s) <= maxSaid {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxSaid], "") + "…"
 }
 
 // Refusal is the data of a line that tells of a refusal.

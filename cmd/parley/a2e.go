@@ -31,7 +31,7 @@ func (a *app) a2e(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, erro
 	if err != nil {
 		return workers.Worker{}, err
 	}
-	gate, err := a.httpDoor(a.conf.HTTP, "the A2E door", "")
+	gate, err := a.httpDoor(b, a.conf.HTTP, "the A2E door", "", log)
 	if err != nil {
 		return workers.Worker{}, err
 	}

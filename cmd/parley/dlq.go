@@ -12,6 +12,8 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
+	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 func (a *app) dlqCommand() *cobra.Command {
@@ -169,10 +171,15 @@ func (a *app) dlqEach(verb string, aliases []string, short, done string, do func
 					seqs = append(seqs, list[i].Seq)
 				}
 			}
+			notes := workers.NewNotes(c.bus, a.clientLog())
 			for _, seq := range seqs {
 				if err := do(c.bus, ctx, seq); err != nil {
 					return noLetter(err, seq)
 				}
+				notes.Tell(ctx, "", c.from, handshake.EventDeadLetter, struct {
+					Kind string `json:"kind"`
+					Seq  uint64 `json:"seq"`
+				}{verb, seq})
 				a.notice("dead letter %d %s", seq, done)
 			}
 			return nil

@@ -192,6 +192,9 @@ func TestEscalationVerbs(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.stdout), &silence); err != nil || silence.SilenceID == "" {
 		t.Fatalf("silence = %s, %v", got.stdout, err)
 	}
-	s.run(t, "escalation", "ls").check(t, 0, "held: silence", "we know")
+	bustest.Eventually(t, "an alert that is held", func() bool {
+		return strings.Contains(s.run(t, "escalation", "ls").stdout, "held: silence")
+	})
+	s.run(t, "escalation", "ls").check(t, 0, "", "we know")
 	s.run(t, "escalation", "silence", "--end", silence.SilenceID).check(t, 0, "", "silence "+silence.SilenceID+" is over")
 }

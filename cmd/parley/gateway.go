@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -15,7 +16,9 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
+	"parley/subjects/handshake"
 	"parley/workers"
+	"parley/workers/access"
 	"parley/workers/gateway"
 	"parley/workers/gateway/a2anats"
 )
@@ -23,7 +26,7 @@ import (
 // gateway makes the gateway as the settings say; its pages go to h.
 func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
 	c := a.conf
-	auth, err := a.gatewayAuth(c.HTTP, "the A2A gateway")
+	auth, err := a.gatewayAuth(c.HTTP, "the A2A gateway", b, log)
 	if err != nil {
 		return workers.Worker{}, err
 	}
@@ -52,8 +55,8 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 
 // httpDoor is that of what stands beside the gateway, at address: who may call
 // is said for all of them at once.
-func (a *app) httpDoor(address, what string, anonymous subjects.AgentID) (*gateway.Door, error) {
-	auth, err := a.gatewayAuth(address, what)
+func (a *app) httpDoor(b *bus.Bus, address, what string, anonymous subjects.AgentID, log *slog.Logger) (*gateway.Door, error) {
+	auth, err := a.gatewayAuth(address, what, b, log)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +69,7 @@ func (a *app) httpDoor(address, what string, anonymous subjects.AgentID) (*gatew
 }
 
 // gatewayAuth is who may call, over HTTP at address, what is called what.
-func (a *app) gatewayAuth(address, what string) (gateway.Auth, error) {
+func (a *app) gatewayAuth(address, what string, b *bus.Bus, log *slog.Logger) (gateway.Auth, error) {
 	c := a.conf
 	tokens, err := readTokens("--a2a-tokens", c.A2ATokens)
 	if err != nil {
@@ -76,7 +79,13 @@ func (a *app) gatewayAuth(address, what string) (gateway.Auth, error) {
 		return gateway.Auth{}, usage("--http %s can be reached from other machines, and %s would ask nobody who they are", address, what).
 			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway and a2e out of --workers")
 	}
-	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != ""}, nil
+	notes := workers.NewNotes(b, log)
+	refused := func(ctx context.Context, address, why string) {
+		notes.Refuse(ctx, "", access.Unknown, handshake.EventAuthRefused, workers.Refusal{
+			Code: subjects.CodeAuthFailed, Action: "http", Message: workers.Clip(why), Address: workers.Clip(address),
+		})
+	}
+	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != "", Refused: refused}, nil
 }
 
 // localOnly reports whether an address is reached from this machine alone.

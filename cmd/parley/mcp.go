@@ -68,7 +68,7 @@ func (a *app) newMCP(b *bus.Bus, log *slog.Logger) (*mcp.Worker, error) {
 // mcpPage is the page of an MCP server behind the gateway's door. anonymous is
 // who calls where nobody is asked.
 func (a *app) mcpPage(b *bus.Bus, address string, anonymous subjects.AgentID, log *slog.Logger) (http.Handler, error) {
-	door, err := a.httpDoor(address, "the MCP server", anonymous)
+	door, err := a.httpDoor(b, address, "the MCP server", anonymous, log)
 	if err != nil {
 		return nil, err
 	}

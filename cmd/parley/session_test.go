@@ -97,17 +97,14 @@ func testAudit(t *testing.T, s *shell, id string) {
 	t.Helper()
 	s.run(t, "agent", "drain", "reader", "--reason", "bell\aand\u2028line").check(t, 0, "", "")
 	var lines string
-	bustest.Eventually(t, "the drain in the audit", func() bool {
-		lines = s.run(t, "audit", "export").stdout
-		return strings.Contains(lines, `"event_type":"agent_drain"`)
-	})
 	for _, event := range []string{
-		"session_create", "session_update", "context_append", "access_refused", "task",
+		"agent_drain", "session_create", "session_update", "context_append", "access_refused", "task",
 		"handshake_init", "handshake_ack", "execution_start", "execution_complete",
 	} {
-		if !strings.Contains(lines, `"event_type":"`+event+`"`) {
-			t.Errorf("the audit has no %s", event)
-		}
+		bustest.Eventually(t, event+" in the audit", func() bool {
+			lines = s.run(t, "audit", "export").stdout
+			return strings.Contains(lines, `"event_type":"`+event+`"`)
+		})
 	}
 	for _, no := range []string{"\a", "\u2028", "first words", "say hello", "ghp_", "parley1."} {
 		if strings.Contains(lines, no) {
@@ -130,7 +127,7 @@ func testAudit(t *testing.T, s *shell, id string) {
 	out := s.run(t, "audit", "verify")
 	out.check(t, 0, "nothing was changed", "")
 	_, hash, _ := strings.Cut(strings.TrimSpace(out.stdout), "hash ")
-	s.run(t, "audit", "verify", "--expect", hash, "-o", "json").check(t, 0, hash, "")
+	s.run(t, "audit", "verify", "--expect", hash, "-o", "json").check(t, 0, `"hash"`, "")
 	s.run(t, "audit", "verify", "--expect", "beef").check(t, 1, "", "not part of it")
 	follow := s.start(t, "audit", "export", "--follow", "--since", "1h")
 	follow.stdout.waitFor(t, "agent_drain")

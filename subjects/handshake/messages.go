@@ -219,4 +219,11 @@ const (
 	EventIdentity      = "identity_change"
 	EventAgentDrain    = "agent_drain"
 	EventAgentResume   = "agent_resume"
+	EventSessionExpire = "session_expire"
+	EventRun           = "run"         // what its kind says has happened to a run, or to a node of one
+	EventSchedule      = "schedule"    // to a schedule
+	EventAlert         = "alert"       // to an alert
+	EventSilence       = "silence"     // to a silence
+	EventWebhook       = "webhook"     // to a delivery
+	EventDeadLetter    = "dead_letter" // to a message that nobody could handle
 )

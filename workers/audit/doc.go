@@ -1,5 +1,6 @@
-// Package audit keeps the fleet's audit: one line for every change of a task,
-// every handshake, session, append, refused access and drain of an agent.
+// Package audit keeps the fleet's audit: one line for every change of a task, a
+// run, a schedule, an alert, a webhook, a session, a context, an identity and a
+// drain, for every handshake and for every refusal.
 //
 // # Promises
 //

@@ -1,7 +1,7 @@
 package audit
 
 import (
-	"encoding/json"
+	"bytes"
 	"strings"
 	"time"
 
@@ -9,6 +9,7 @@ import (
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 // details is the data of a line.
@@ -32,19 +33,8 @@ type details struct {
 	Tokens    int64            `json:"tokens_spent,omitzero"`
 	Version   uint64           `json:"version,omitzero"` // of a context
 	Digest    string           `json:"digest,omitempty"`
-	AgentID   subjects.AgentID `json:"agent_id,omitempty"`
 	Verb      string           `json:"verb,omitempty"` // what a human decided
 	By        string           `json:"by,omitempty"`   // who that was
-}
-
-// maxMessage is how much of what somebody says a line holds, in bytes.
-const maxMessage = 200
-
-func clip(s string) string {
-	if len(s) <= maxMessage {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxMessage], "") + "…"
 }
 
 func line(at time.Time, id subjects.SessionID, who subjects.AgentID, event string, d details) handshake.LogLine {
@@ -58,7 +48,10 @@ func taskLines(e *fleet.Event) []handshake.LogLine {
 	f := &e.Facts
 	base := details{TaskID: e.TaskID, RunID: f.RunID, Seq: e.Seq, Kind: e.Kind, State: e.State, Attempt: e.Attempt}
 	if e.Reason != nil {
-		base.Code, base.Message = e.Reason.Code, clip(e.Reason.Message)
+		base.Code, base.Message = e.Reason.Code, workers.Clip(e.Reason.Message)
+	}
+	if h := e.Data.Human; h != nil {
+		base.Verb, base.By = h.Verb, workers.Clip(h.By)
 	}
 	tell := func(who subjects.AgentID, event string, d details) handshake.LogLine {
 		return line(e.Time, f.SessionID, who, event, d)
@@ -94,10 +87,6 @@ func taskLines(e *fleet.Event) []handshake.LogLine {
 		if e.AgentID != "" {
 			return []handshake.LogLine{tell(e.AgentID, handshake.EventTask, base)}
 		}
-	case fleet.KindResumed:
-		if h := f.Human; h != nil {
-			base.Verb, base.By = h.Verb, clip(h.By)
-		}
 	case fleet.KindQueued:
 		base.Priority = f.Priority
 	}
@@ -108,7 +97,7 @@ func taskLines(e *fleet.Event) []handshake.LogLine {
 // answers it; none when it was handed back.
 func attemptLines(last *fleet.Attempt, base details, tell func(subjects.AgentID, string, details) handshake.LogLine) []handshake.LogLine {
 	end := base
-	end.Attempt, end.Code, end.Message, end.Tokens, end.Status = last.Attempt, last.Code, clip(last.Message), last.Tokens, "failed"
+	end.Attempt, end.Code, end.Message, end.Tokens, end.Status = last.Attempt, last.Code, workers.Clip(last.Message), last.Tokens, "failed"
 	lines := []handshake.LogLine{tell(last.AgentID, handshake.EventExecutionComplete, end)}
 	if last.Level > 0 {
 		up := base
@@ -127,21 +116,28 @@ func contextLines(r *handshake.Record) []handshake.LogLine {
 	return []handshake.LogLine{line(r.Time, r.SessionID, r.Entry.AgentID, handshake.EventContext, d)}
 }
 
-// agentLines tells what an operator did to an agent. That a drain is over says
-// only of whom.
-func agentLines(m bus.Msg) ([]handshake.LogLine, error) {
-	const prefix = "$KV." + subjects.BucketAgents + "." + fleet.DrainKeyPrefix
-	name, ok := strings.CutPrefix(m.Subject, prefix)
+// toldLines reads the lines that were stored with a change.
+func toldLines(m bus.Msg) (list []handshake.LogLine, err error) {
+	for text := range bytes.Lines(m.Data) { // none in what marks the end of others
+		l, err := handshake.DecodeLogLine(text)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, *l)
+	}
+	return list, nil
+}
+
+// sessionLines tells that a session is gone by its time, and what else was told
+// of sessions.
+func sessionLines(m bus.Msg) ([]handshake.LogLine, error) {
+	id, ok := strings.CutPrefix(m.Subject, "$KV."+subjects.BucketSessions+".")
 	if !ok {
-		return nil, nil // a cool-down: the record of the attempt tells why
+		return toldLines(m)
 	}
-	agent := subjects.AgentID(name)
-	if len(m.Data) == 0 {
-		return []handshake.LogLine{line(m.Time, "", agent, handshake.EventAgentResume, details{AgentID: agent})}, nil
+	s, err := subjects.ParseSessionID(id)
+	if err != nil || m.Header.Get("Nats-Marker-Reason") != "MaxAge" {
+		return nil, nil //nolint:nilerr // a record, or a key that is none of a session
 	}
-	var d fleet.AgentDrained
-	if err := json.Unmarshal(m.Data, &d); err != nil {
-		return nil, err
-	}
-	return []handshake.LogLine{line(m.Time, "", d.By, handshake.EventAgentDrain, details{AgentID: agent, Message: clip(d.Reason)})}, nil
+	return []handshake.LogLine{line(m.Time, s, "sessions", handshake.EventSessionExpire, details{})}, nil
 }

@@ -46,29 +46,30 @@ const (
 
 // source is a stream whose messages become lines.
 type source struct {
-	stream string
-	lines  func(m bus.Msg) ([]handshake.LogLine, error)
+	stream   string
+	subjects []string // nil: all
+	lines    func(m bus.Msg) ([]handshake.LogLine, error)
 }
 
 var errOtherSubject = errors.New("it says another session or agent than its subject")
 
 func sources() []source {
-	return []source{
-		{subjects.StreamTasks, func(m bus.Msg) ([]handshake.LogLine, error) {
+	list := []source{
+		{subjects.StreamTasks, nil, func(m bus.Msg) ([]handshake.LogLine, error) {
 			e, err := fleet.DecodeEvent(m.Data)
 			if err != nil {
 				return nil, err
 			}
 			return taskLines(e), nil
 		}},
-		{subjects.StreamContext, func(m bus.Msg) ([]handshake.LogLine, error) {
+		{subjects.StreamContext, nil, func(m bus.Msg) ([]handshake.LogLine, error) {
 			r, err := handshake.DecodeRecord(m.Data)
 			if err != nil {
 				return nil, err
 			}
 			return contextLines(r), nil
 		}},
-		{subjects.StreamLog, func(m bus.Msg) ([]handshake.LogLine, error) {
+		{subjects.StreamLog, nil, func(m bus.Msg) ([]handshake.LogLine, error) {
 			l, err := handshake.DecodeLogLine(m.Data)
 			if err == nil && m.Subject != subjects.Log(l.SessionID, l.AgentID) {
 				err = errOtherSubject
@@ -78,8 +79,15 @@ func sources() []source {
 			}
 			return []handshake.LogLine{*l}, nil
 		}},
-		{"KV_" + subjects.BucketAgents, agentLines},
+		{"KV_" + subjects.BucketSessions, nil, sessionLines},
 	}
+	for _, stream := range []string{
+		subjects.StreamRuns, subjects.StreamWebhooks, "KV_" + subjects.BucketSchedules, "KV_" + subjects.BucketAlerts,
+		"KV_" + subjects.BucketIdentities, "KV_" + subjects.BucketAgents,
+	} {
+		list = append(list, source{stream, []string{subjects.ToldPattern(stream)}, toldLines})
+	}
+	return list
 }
 
 // Worker is an audit worker. New is required.
@@ -175,7 +183,7 @@ func (w *Worker) Run(ctx context.Context) error {
 func (w *Worker) follow(ctx context.Context, s source, after uint64, items chan<- item) error {
 	ended := false
 	return w.bus.Tail(ctx, bus.Tail{
-		Stream: s.stream, StartSeq: after + 1,
+		Stream: s.stream, Subjects: s.subjects, StartSeq: after + 1,
 		Handle: func(m bus.Msg) {
 			lines, err := s.lines(m)
 			if err != nil {

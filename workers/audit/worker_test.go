@@ -18,6 +18,7 @@ import (
 	auditlog "parley/subjects/audit"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/workers"
 	"parley/workers/audit"
 )
 
@@ -169,9 +170,12 @@ func TestLinesOfATask(t *testing.T) {
 		fleet.Event{Kind: fleet.KindAnswer, State: fleet.StateWorking, AgentID: "b", Data: fleet.Data{Answer: &fleet.Answer{From: "human"}}},
 		fleet.Event{Kind: fleet.KindOutcome, State: fleet.StateDone, AgentID: "b", Data: fleet.Data{Result: []byte(`{"output":"OUTPUT"}`)}},
 	)
-	store(t, b, "t3", fleet.Event{
-		Kind: fleet.KindResumed, State: fleet.StateQueued, Facts: fleet.Facts{Human: &fleet.HumanAnswer{Verb: fleet.VerbRetry, By: "ann", Text: "BRIEF"}},
-	})
+	human := func(verb string) fleet.Data {
+		return fleet.Data{Human: &fleet.HumanAnswer{Verb: verb, By: "ann", Text: "BRIEF"}}
+	}
+	store(t, b, "t3",
+		fleet.Event{Kind: fleet.KindResumed, State: fleet.StateQueued, Data: human(fleet.VerbRetry)},
+		fleet.Event{Kind: fleet.KindOutcome, State: fleet.StateDone, Data: human(fleet.VerbComplete)})
 	store(t, b, "t2",
 		fleet.Event{Kind: fleet.KindOutcome, State: fleet.StateCanceled, Reason: &fleet.Reason{Code: subjects.CodeCanceled}},
 		fleet.Event{Kind: fleet.KindOutcome, State: fleet.StateError, AgentID: "b"})
@@ -183,7 +187,7 @@ func TestLinesOfATask(t *testing.T) {
 		"execution_complete a reroute agent_lost failed", "escalation a reroute ^^",
 		"execution_complete a returned agent_lost failed",
 		"task b question", "task human answer", "execution_complete b outcome completed",
-		"task boss resumed retry by ann", "task boss outcome canceled", "execution_complete b outcome failed",
+		"task boss resumed retry by ann", "task boss outcome complete by ann", "task boss outcome canceled", "execution_complete b outcome failed",
 	}
 	lines := eventually(t, b, len(want))
 	var got []string
@@ -221,15 +225,15 @@ func TestLinesOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for key, v := range map[string]any{
-		fleet.DrainKey("a"): fleet.AgentDrained{By: "operator", Reason: "upgrade"}, fleet.CoolKey("b"): fleet.AgentCooling{},
-	} {
-		if _, err := kv.Put(t.Context(), key, fleet.MustEncode(v)); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := kv.Put(t.Context(), fleet.CoolKey("b"), fleet.MustEncode(fleet.AgentCooling{})); err != nil {
+		t.Fatal(err)
+	}
+	rev, err := kv.Telling(workers.Line("", "operator", handshake.EventAgentDrain, struct{}{})).Create(t.Context(), fleet.DrainKey("a"), []byte(`{}`), 0)
+	if err != nil {
+		t.Fatal(err)
 	}
 	eventually(t, b, 3)
-	if err := kv.Delete(t.Context(), fleet.DrainKey("a")); err != nil {
+	if err := kv.Telling(workers.Line("", "a", handshake.EventAgentResume, struct{}{})).DeleteRevision(t.Context(), fleet.DrainKey("a"), rev); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, b, 4)
@@ -319,5 +323,97 @@ func TestRead(t *testing.T) {
 	}
 	if r, err := ask("operator", auditlog.Read{Since: time.Now().Add(48 * time.Hour)}); err != nil || len(r.Blocks) != 0 || r.Seq == 0 {
 		t.Errorf("since the day after tomorrow: %+v, %v", r, err)
+	}
+}
+
+// TestToldOnce: what is told beside changes in each of the streams is a line,
+// once, while workers come and go; what is no line of the audit is passed over.
+func TestToldOnce(t *testing.T) {
+	t.Parallel()
+	server := bustest.New(t)
+	b := server.Bus(t)
+	stops := []func(){start(t, server.Connect(t)), start(t, server.Connect(t))}
+	two := func(n int) []byte {
+		type data struct {
+			N    int    `json:"n"`
+			Kind string `json:"kind"`
+		}
+		return append(workers.Line(session, "boss", handshake.EventRun, data{n, "start"}), workers.Line("", "no agent", handshake.EventRun, data{n, "end"})...)
+	}
+	n := 0
+	for _, bucket := range []string{subjects.BucketSchedules, subjects.BucketAlerts, subjects.BucketIdentities, subjects.BucketAgents, subjects.BucketSessions} {
+		kv, err := b.KV(t.Context(), bucket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			if _, err := kv.Telling(two(n)).Create(t.Context(), fmt.Sprint("k", n), []byte(`{}`), 0); err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+	}
+	stops[0]()
+	for _, stream := range []string{subjects.StreamRuns, subjects.StreamWebhooks} {
+		subject := map[string]string{subjects.StreamRuns: "fleet.run.", subjects.StreamWebhooks: "fleet.webhookevent."}[stream]
+		w, stop := b.Records(stream, bus.CommitDirect)
+		defer stop()
+		for range 5 {
+			id := fmt.Sprint("w", n)
+			if _, err := w.Write(t.Context(), bus.Record{Subject: subject + id, WriteID: id, Data: []byte(`{}`), Told: two(n)}); err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+	}
+	if _, err := b.Store(t.Context(), subjects.Told(subjects.StreamRuns, "forged"), []byte("no line"), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	start(t, server.Connect(t))
+	stops[1]()
+	seen := map[string]bool{}
+	for _, l := range eventually(t, b, 2*n) {
+		key := l.EventType + string(l.Data) + string(l.AgentID)
+		if seen[key] || l.AgentID != "boss" && l.AgentID != "unknown" || (l.AgentID == "boss") != (l.SessionID == session) {
+			t.Errorf("the line %+v is there twice, or is another's", l)
+		}
+		seen[key] = true
+	}
+}
+
+// TestSessionEnds: a session that is gone by its time has a line; one that was
+// deleted has the line of that alone.
+func TestSessionEnds(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	kv, err := b.KV(t.Context(), subjects.BucketSessions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := session[:len(session)-1] + "2"
+	create := func(id subjects.SessionID, ttl time.Duration) uint64 {
+		t.Helper()
+		rev, err := kv.Telling(workers.Line(id, "boss", handshake.EventSessionCreate, struct{}{})).Create(t.Context(), string(id), []byte(`{}`), ttl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rev
+	}
+	rev := create(other, 0)
+	if err := kv.Telling(workers.Line(other, "boss", handshake.EventSessionDelete, struct{}{})).DeleteRevision(t.Context(), string(other), rev); err != nil {
+		t.Fatal(err)
+	}
+	create(session, time.Second)
+	var got []string
+	for _, l := range eventually(t, b, 4) {
+		got = append(got, l.EventType+" "+string(l.SessionID)+" "+string(l.AgentID))
+	}
+	want := []string{
+		"session_create " + string(other) + " boss", "session_delete " + string(other) + " boss",
+		"session_create " + string(session) + " boss", "session_expire " + string(session) + " sessions",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

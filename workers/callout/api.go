@@ -50,7 +50,11 @@ func (w *Worker) add(ctx context.Context, by subjects.AgentID, data []byte) (any
 	}
 	now := time.Now().UTC()
 	k, sealed := w.ids.key(q.AgentID, q.Secret, now)
-	r, err := w.ids.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+	verb := "add"
+	if q.Update {
+		verb = "update"
+	}
+	r, err := w.ids.change(ctx, q.AgentID, by, verb, func(r *identity.Record, exists bool) error {
 		switch {
 		case exists && !q.Update:
 			return subjects.Errorf(subjects.CodeIdempotencyConflict, "there is an identity %s already", q.AgentID).At("/agent_id").
@@ -69,10 +73,8 @@ func (w *Worker) add(ctx context.Context, by subjects.AgentID, data []byte) (any
 		return nil, err
 	}
 	if q.Update {
-		w.ids.changed(ctx, by, "update", r)
 		return &identity.Issued{Identity: r.View()}, nil
 	}
-	w.ids.changed(ctx, by, "add", r)
 	return issued(r, k), nil
 }
 
@@ -132,7 +134,7 @@ func (w *Worker) rotate(ctx context.Context, by subjects.AgentID, data []byte) (
 		return nil, err
 	}
 	k, sealed := w.ids.key(q.AgentID, q.Secret, time.Now().UTC())
-	r, err := w.ids.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+	r, err := w.ids.change(ctx, q.AgentID, by, "rotate", func(r *identity.Record, exists bool) error {
 		if !exists {
 			return noIdentity(q.AgentID)
 		}
@@ -143,7 +145,6 @@ func (w *Worker) rotate(ctx context.Context, by subjects.AgentID, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-	w.ids.changed(ctx, by, "rotate", r)
 	return issued(r, k), nil
 }
 
@@ -153,7 +154,7 @@ func (w *Worker) revoke(ctx context.Context, by subjects.AgentID, data []byte) (
 		return nil, err
 	}
 	now := time.Now().UTC()
-	r, err := w.ids.change(ctx, q.AgentID, func(r *identity.Record, exists bool) error {
+	r, err := w.ids.change(ctx, q.AgentID, by, "revoke", func(r *identity.Record, exists bool) error {
 		if !exists {
 			return noIdentity(q.AgentID)
 		}
@@ -165,7 +166,6 @@ func (w *Worker) revoke(ctx context.Context, by subjects.AgentID, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-	w.ids.changed(ctx, by, "revoke", r)
 	view := r.View()
 	return &view, nil
 }

@@ -13,6 +13,7 @@ import (
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 	"parley/subjects/identity"
+	"parley/workers"
 )
 
 // tries is how often a change is tried while others change the same.
@@ -23,7 +24,7 @@ const tries = 20
 func (i *Identities) Issue(ctx context.Context, id subjects.AgentID, role string) (identity.Key, error) {
 	now := time.Now().UTC()
 	k, sealed := i.key(id, nil, now)
-	r, err := i.change(ctx, id, func(r *identity.Record, exists bool) error {
+	_, err := i.change(ctx, id, id, "issue", func(r *identity.Record, exists bool) error {
 		if !exists {
 			r.AgentID, r.Role, r.Signatures, r.Created = id, role, identity.V1, now
 		}
@@ -31,14 +32,12 @@ func (i *Identities) Issue(ctx context.Context, id subjects.AgentID, role string
 		r.Revoked, r.By = nil, id
 		return nil
 	})
-	if err == nil {
-		i.changed(ctx, id, "issue", r)
-	}
 	return k, err
 }
 
-// change stores what f makes of a record, the zero one if there is none.
-func (i *Identities) change(ctx context.Context, id subjects.AgentID, f func(r *identity.Record, exists bool) error) (*identity.Record, error) {
+// change stores what f makes of a record, the zero one if there is none, and
+// with it what by has done there.
+func (i *Identities) change(ctx context.Context, id, by subjects.AgentID, verb string, f func(r *identity.Record, exists bool) error) (*identity.Record, error) {
 	key := recordKey + string(id)
 	for range tries {
 		var r identity.Record
@@ -58,14 +57,16 @@ func (i *Identities) change(ctx context.Context, id subjects.AgentID, f func(r *
 			return nil, err
 		}
 		var rev uint64
+		kv := i.kv.Telling(told(by, verb, &r))
 		if exists {
-			rev, err = i.kv.Update(ctx, key, fleet.MustEncode(&r), e.Revision)
+			rev, err = kv.Update(ctx, key, fleet.MustEncode(&r), e.Revision)
 		} else {
-			rev, err = i.kv.Create(ctx, key, fleet.MustEncode(&r), 0)
+			rev, err = kv.Create(ctx, key, fleet.MustEncode(&r), 0)
 		}
 		switch {
 		case err == nil:
 			i.take(bus.Entry{Key: key, Value: fleet.MustEncode(&r), Revision: rev})
+			i.log.Info("identity changed", slog.String("agent_id", string(r.AgentID)), slog.String("verb", verb), slog.String("by", string(by)))
 			return &r, nil
 		case !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists):
 			return nil, unavailable(err)
@@ -74,14 +75,13 @@ func (i *Identities) change(ctx context.Context, id subjects.AgentID, f func(r *
 	return nil, unavailable(bus.ErrConflict)
 }
 
-// tell tells log and audit what an operator did to an identity.
-func (i *Identities) changed(ctx context.Context, by subjects.AgentID, verb string, r *identity.Record) {
-	i.log.Info("identity changed", slog.String("agent_id", string(r.AgentID)), slog.String("verb", verb), slog.String("by", string(by)))
+// told is what the audit is told of a change.
+func told(by subjects.AgentID, verb string, r *identity.Record) []byte {
 	keys := make([]string, len(r.Keys))
 	for n := range r.Keys {
 		keys[n] = r.Keys[n].ID
 	}
-	i.notes.Tell(ctx, "", by, handshake.EventIdentity, struct {
+	return workers.Line("", by, handshake.EventIdentity, struct {
 		AgentID subjects.AgentID `json:"agent_id"`
 		Verb    string           `json:"verb"`
 		Role    string           `json:"role"`

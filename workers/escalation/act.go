@@ -14,6 +14,8 @@ import (
 	policy "parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 const (
@@ -43,6 +45,7 @@ func (w *Worker) act(ctx context.Context) error {
 // look next.
 func (w *Worker) round(ctx context.Context) (next time.Time) {
 	now := time.Now().UTC()
+	w.endSilences(ctx, now)
 	var ids []string
 	w.with(func(v *view) {
 		for id, g := range v.groups {
@@ -171,26 +174,49 @@ func (w *Worker) do(ctx context.Context, d due) error {
 	case policy.Apply:
 		return w.apply(ctx, d.group)
 	}
-	if err := w.putAlert(ctx, d.group, is, d.rev); err != nil {
+	if err := w.putAlert(ctx, d.group, is, d.rev, e); err != nil {
 		return err
 	}
-	crash.Point("after_alert")
-	w.event(ctx, e)
 	if e.Event == "triggered" && was.Number > 0 {
 		w.archive(ctx, was)
 	}
 	return nil
 }
 
-// putAlert stores an alert over its revision.
-func (w *Worker) putAlert(ctx context.Context, id string, a fleet.Alert, rev uint64) error {
-	rev, err := w.kv.Update(ctx, alertKey+id, fleet.MustEncode(a), rev)
+// putAlert stores an alert over its revision, with what has happened to it.
+func (w *Worker) putAlert(ctx context.Context, id string, a fleet.Alert, rev uint64, e fleet.AlertEvent) error {
+	e.AlertID = a.AlertID
+	rev, err := w.kv.Telling(told(&e)).Update(ctx, alertKey+id, fleet.MustEncode(a), rev)
 	if err != nil {
 		return err
 	}
 	w.with(func(v *view) { v.putAlert(id, a, rev) })
 	w.stir()
+	crash.Point("after_alert")
+	w.event(ctx, e)
 	return nil
+}
+
+// human is who answers by a link: it names the contact that it was sent to.
+const human subjects.AgentID = "human"
+
+// told is what the audit is told of an event of an alert.
+func told(e *fleet.AlertEvent) []byte {
+	who := Self
+	if e.By != "" {
+		if who = subjects.AgentID(e.By); !subjects.ValidToken(e.By) {
+			who = human // by a link
+		}
+	}
+	return workers.Line("", who, handshake.EventAlert, struct {
+		AlertID string `json:"alert_id"`
+		Kind    string `json:"kind"`
+		By      string `json:"by,omitempty"`
+		Contact string `json:"contact,omitempty"`
+		Call    int    `json:"call,omitzero"`
+		Count   int    `json:"count,omitzero"` // tasks
+		Message string `json:"message,omitempty"`
+	}{e.AlertID, e.Event, workers.Clip(e.By), e.Contact, e.Call, e.Count, workers.Clip(e.Message)})
 }
 
 // archive keeps an alert that is over for a while; that is for people alone.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -164,48 +163,6 @@ func (w *Worker) apiDecide(verb string) func(context.Context, subjects.AgentID, 
 		}
 		return done, nil
 	}
-}
-
-func (w *Worker) apiSilence(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
-	s, err := fleet.DecodeRequest[fleet.Silence](data)
-	if err != nil {
-		return nil, err
-	}
-	now := time.Now().UTC()
-	s.By = from
-	if s.SilenceID != "" {
-		var was fleet.Silence
-		var ok bool
-		w.with(func(v *view) { was, ok = v.silences[s.SilenceID] })
-		if !ok {
-			return nil, subjects.Errorf(subjects.CodeNotFound, "there is no silence %q", s.SilenceID).At("/silence_id")
-		}
-		was.Until = s.Until
-		s = was
-	} else {
-		for name := range s.Match {
-			if !slices.Contains(w.labels(), name) {
-				return nil, subjects.Errorf(subjects.CodeInvalidMessage, "alerts have no %q", name).At("/match").
-					WithRemedy("match some of what alerts are grouped by: " + strings.Join(w.labels(), ", "))
-			}
-		}
-		s.SilenceID = strconv.FormatInt(now.UnixNano(), 36)
-	}
-	if s.Until.Sub(now) > 30*24*time.Hour {
-		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "a silence lasts at most 30 days").At("/until")
-	}
-	key := silenceKey + s.SilenceID
-	if !s.Until.After(now) {
-		err = w.kv.Delete(ctx, key)
-	} else if _, err = w.kv.Put(ctx, key, fleet.MustEncode(s)); err == nil {
-		w.with(func(v *view) { v.silences[s.SilenceID] = s; v.stirAll() })
-	}
-	if err != nil {
-		return nil, err
-	}
-	w.stir()
-	w.event(ctx, fleet.AlertEvent{Event: "silence", By: string(from), Message: s.SilenceID + " until " + s.Until.Format(time.RFC3339) + ": " + s.Reason})
-	return s, nil
 }
 
 // labels are those that alerts may have: agent gives way to mcp where the

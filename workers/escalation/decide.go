@@ -58,14 +58,13 @@ func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.Escalat
 	defer w.release(id)
 	about := w.waiting(id) // once the answer is stored, other workers carry it out, too
 	crash.Point("before_answer")
-	if err := w.putAlert(ctx, id, *a, rev); err != nil {
+	if err := w.putAlert(ctx, id, *a, rev, fleet.AlertEvent{Event: "answered", By: by, Count: about, Message: verb}); err != nil {
 		if errors.Is(err, bus.ErrConflict) {
 			return nil, w.outrun(ctx, id, req.ID)
 		}
 		return nil, err
 	}
 	crash.Point("after_answer")
-	w.event(ctx, fleet.AlertEvent{AlertID: a.AlertID, Event: "answered", By: by, Message: verb})
 	done, err := w.carryOut(ctx, id)
 	if done != nil {
 		done.ID, done.Tasks = a.AlertID, max(done.Tasks, about)
@@ -333,11 +332,11 @@ func (w *Worker) takeBack(ctx context.Context, id string, answer fleet.AlertAnsw
 		return err
 	}
 	a.Answer = nil
-	if err := w.putAlert(ctx, id, *a, rev); err != nil && !errors.Is(err, bus.ErrConflict) {
-		return err
+	err = w.putAlert(ctx, id, *a, rev, fleet.AlertEvent{Event: "answer_refused", By: answer.By, Message: answer.Verb})
+	if errors.Is(err, bus.ErrConflict) {
+		return nil
 	}
-	w.event(ctx, fleet.AlertEvent{AlertID: a.AlertID, Event: "answer_refused", By: answer.By, Message: answer.Verb})
-	return nil
+	return err
 }
 
 // acknowledge notes that somebody sees to an alert.
@@ -367,14 +366,13 @@ func (w *Worker) acknowledge(ctx context.Context, by, id string) (*fleet.Alert, 
 		}
 		until := time.Now().UTC().Add(w.cfg.Chain.AckTimeout)
 		a.State, a.AckBy, a.AckUntil = fleet.AlertAcknowledged, by, &until
-		err = w.putAlert(ctx, gid, *a, rev)
+		err = w.putAlert(ctx, gid, *a, rev, fleet.AlertEvent{Event: "acknowledged", By: by})
 		if errors.Is(err, bus.ErrConflict) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		w.event(ctx, fleet.AlertEvent{AlertID: a.AlertID, Event: "acknowledged", By: by})
 		return a, nil
 	}
 }

@@ -149,6 +149,10 @@ func TestForgedLinks(t *testing.T) {
 	if err != nil || refused != 14 || s.Refused != 14 {
 		t.Errorf("%d refusals kept, %d counted, %v; want 14", refused, s.Refused, err)
 	}
+	log, _, err := w.bus.History(t.Context(), subjects.StreamLog, subjects.Log("", "human"), 1, 100)
+	if err != nil || len(log) != 14 || !strings.Contains(string(log[0].Data), `"event_type":"auth_refused"`) {
+		t.Errorf("the audit is told of %d, %v, want 14", len(log), err)
+	}
 	// Whoever does so by the thousand fills no stream.
 	for range 1000 {
 		browser(e, http.MethodGet, base+"/escalation/x", nil)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"html/template"
 	"log/slog"
 	"net/http"
@@ -13,6 +14,8 @@ import (
 
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 // Handler serves the links in calls: GET shows what waits and asks, POST acts.
@@ -25,7 +28,7 @@ func (w *Worker) Handler() http.Handler {
 	sameSite := http.NewCrossOriginProtection()
 	sameSite.SetDenyHandler(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		err := subjects.Errorf(subjects.CodeForbidden, "a page of another site may not answer").WithRemedy("open the link itself")
-		w.refuse(r.Context(), "", r.RemoteAddr, err.Error())
+		w.refuseLink(r.Context(), "", r.RemoteAddr, err)
 		w.fail(rw, err)
 	}))
 	return sameSite.Handler(mux)
@@ -100,10 +103,18 @@ func (w *Worker) postLink(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// refuseLink keeps that a link was refused, and says so to the audit.
+func (w *Worker) refuseLink(ctx context.Context, alert, by string, err error) {
+	w.refuse(ctx, alert, by, err.Error())
+	w.notes.Refuse(ctx, "", human, handshake.EventAuthRefused, workers.Refusal{
+		Code: subjects.CodeOf(err), Action: "escalation_link", Message: workers.Clip(err.Error()), Address: workers.Clip(by),
+	})
+}
+
 // tooLate keeps that a link was used for an alert that takes nothing any more.
 func (w *Worker) tooLate(ctx context.Context, c claims, err error) {
 	if subjects.CodeOf(err) == subjects.CodeLateResult {
-		w.refuse(ctx, c.Alert, c.by(), "the link was used again: "+err.Error())
+		w.refuseLink(ctx, c.Alert, c.by(), fmt.Errorf("the link was used again: %w", err))
 	}
 }
 
@@ -131,7 +142,7 @@ func (w *Worker) admit(rw http.ResponseWriter, r *http.Request) (claims, bool) {
 	c, err := w.check(r.PathValue("token"), time.Now())
 	if err != nil {
 		if subjects.CodeOf(err) != subjects.CodeUnavailable {
-			w.refuse(r.Context(), c.Alert, r.RemoteAddr, err.Error())
+			w.refuseLink(r.Context(), c.Alert, r.RemoteAddr, err)
 		}
 		w.fail(rw, err)
 		return c, false

@@ -18,6 +18,7 @@ import (
 	policy "parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/workers"
 )
 
 // Self is who the worker is when it asks the routers.
@@ -108,6 +109,7 @@ type Worker struct {
 	bus   *bus.Bus
 	log   *slog.Logger
 	lines *changeLog
+	notes *workers.Notes
 
 	// Fixed by Run before anything uses it.
 	kv      *bus.KV
@@ -129,8 +131,9 @@ func New(cfg Config) (*Worker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	log := cfg.Log.With(slog.String("component", "escalation"))
 	return &Worker{
-		cfg: cfg, bus: cfg.Bus, log: cfg.Log.With(slog.String("component", "escalation")),
+		cfg: cfg, bus: cfg.Bus, log: log, notes: workers.NewNotes(cfg.Bus, log),
 		lines: &changeLog{path: cfg.ChangeLog}, wake: make(chan struct{}, 1), view: newView(),
 		refusals: rate.NewLimiter(refusalsPerSecond, refusalsAtOnce),
 	}, nil

@@ -23,6 +23,9 @@ type Auth struct {
 	Issuer, Audience string
 	// Certificates: a client certificate that the server has verified counts.
 	Certificates bool
+	// Refused is told of callers who do not prove who they are, and from where
+	// they call.
+	Refused func(ctx context.Context, address, why string)
 }
 
 // required reports whether a caller must say who they are.
@@ -47,11 +50,20 @@ func newAuthenticator(cfg Auth) *authenticator {
 
 const headerAPIKey = "X-API-Key" //nolint:gosec // the name of a header
 
-// identify says who calls: each way of proving it that is configured counts.
+// identify says who calls, and tells of who does not prove it.
 func (a *authenticator) identify(ctx context.Context, p params, peer peer) (subjects.AgentID, error) {
 	if !a.cfg.required() {
 		return anonymous, nil
 	}
+	id, err := a.prove(ctx, p, peer)
+	if f, ok := errors.AsType[*fault](err); ok && f.kind == kindUnauthenticated && a.cfg.Refused != nil {
+		a.cfg.Refused(ctx, peer.address, f.message)
+	}
+	return id, err
+}
+
+// prove says who calls: each way of proving it that is configured counts.
+func (a *authenticator) prove(ctx context.Context, p params, peer peer) (subjects.AgentID, error) {
 	if a.cfg.Certificates {
 		for _, c := range peer.certified {
 			return named("mtls", c.fingerprint, c.subject), nil

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -166,5 +167,28 @@ func TestPublicAddress(t *testing.T) {
 	var card struct{ SupportedInterfaces []struct{ URL string } }
 	if err := json.Unmarshal(rec.Body.Bytes(), &card); err != nil || len(card.SupportedInterfaces) != 3 || card.SupportedInterfaces[0].URL != "https://fleet.example.org/a2a" {
 		t.Errorf("card %s, %v", rec.Body, err)
+	}
+}
+
+// TestRefusedIsTold: who does not prove who they are is told of, and from where;
+// who does, is not.
+func TestRefusedIsTold(t *testing.T) {
+	t.Parallel()
+	var told []string
+	a := newAuthenticator(Auth{Tokens: map[string]subjects.AgentID{"right": "ann"}, Refused: func(_ context.Context, address, why string) {
+		told = append(told, address+" "+why)
+	}})
+	for _, token := range []string{"right", "canary-wrong", ""} {
+		h := http.Header{}
+		if token != "" {
+			h.Set("Authorization", "Bearer "+token)
+		}
+		_, err := a.identify(t.Context(), h, peer{address: "192.0.2.7:1"})
+		if (err == nil) != (token == "right") {
+			t.Errorf("%q: %v", token, err)
+		}
+	}
+	if len(told) != 2 || !strings.HasPrefix(told[0], "192.0.2.7:1 the token") || strings.Contains(strings.Join(told, ""), "canary") {
+		t.Errorf("told %q", told)
 	}
 }

@@ -144,12 +144,13 @@ func checkVersion(v string) error {
 // peer is what the transport knows of a client.
 type peer struct {
 	certified []certificate // verified client certificates
+	address   string
 }
 
 type certificate struct{ subject, fingerprint string }
 
 func peerOf(r *http.Request) peer {
-	var p peer
+	p := peer{address: r.RemoteAddr}
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
 		return p
 	}

@@ -10,6 +10,8 @@ import (
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 // onDrive takes in what the bucket FLEET_AGENTS says of an agent. Routers alone
@@ -123,17 +125,46 @@ func (w *Worker) apiDrain(on bool) func(context.Context, subjects.AgentID, []byt
 			return nil, subjects.Errorf(subjects.CodeForbidden, "%s may not drain %s", from, agent).
 				WithRemedy("an operator may, and an agent itself")
 		}
-		key, action := fleet.DrainKey(agent), fleet.ActionResume
+		action := fleet.ActionResume
 		if on {
 			action = fleet.ActionDrain
-			_, err = w.drive.Put(ctx, key, fleet.MustEncode(fleet.AgentDrained{By: from, Reason: req.Reason, At: time.Now().UTC()}))
-		} else {
-			err = w.drive.Delete(ctx, key)
 		}
-		if err != nil {
+		if err := w.storeDrain(ctx, agent, on, from, req.Reason); err != nil {
 			return nil, unavailable(err)
 		}
 		return w.drainNow(agent, on, from, action), nil
+	}
+}
+
+// storeDrain keeps that an agent is drained, or is no more, and says so to the
+// audit.
+func (w *Worker) storeDrain(ctx context.Context, agent subjects.AgentID, on bool, by subjects.AgentID, reason string) error {
+	key, event := fleet.DrainKey(agent), handshake.EventAgentResume
+	if on {
+		event = handshake.EventAgentDrain
+	}
+	kv := w.drive.Telling(workers.Line("", by, event, struct {
+		AgentID subjects.AgentID `json:"agent_id"`
+		Message string           `json:"message,omitempty"`
+	}{agent, workers.Clip(reason)}))
+	value := fleet.MustEncode(fleet.AgentDrained{By: by, Reason: reason, At: time.Now().UTC()})
+	for {
+		was, err := w.drive.Get(ctx, key)
+		switch {
+		case errors.Is(err, bus.ErrNotFound) && !on:
+			return nil // it is not drained
+		case errors.Is(err, bus.ErrNotFound):
+			_, err = kv.Create(ctx, key, value, 0)
+		case err != nil:
+			return err
+		case on:
+			_, err = kv.Update(ctx, key, value, was.Revision)
+		default:
+			err = kv.DeleteRevision(ctx, key, was.Revision)
+		}
+		if !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists) {
+			return err
+		}
 	}
 }
 

@@ -33,10 +33,10 @@ func (w *Worker) service() bus.Service {
 		{"list", "", "List", w.list},
 		{"output", "Ref", "Output", w.readOutput},
 		{"part", "PartRef", "Part", w.readPart},
-		{"cancel", "Ref", "RUN_RECORD", w.change(cancelRun)},
-		{"pause", "Ref", "RUN_RECORD", w.change(pauseRun)},
-		{"resume", "Ref", "RUN_RECORD", w.change(resumeRun)},
-		{"retry", "Ref", "RUN_RECORD", w.change(retryRun)},
+		{"cancel", "Ref", "RUN_RECORD", w.change("cancel", cancelRun)},
+		{"pause", "Ref", "RUN_RECORD", w.change("pause", pauseRun)},
+		{"resume", "Ref", "RUN_RECORD", w.change("resume", resumeRun)},
+		{"retry", "Ref", "RUN_RECORD", w.change("retry", retryRun)},
 	} {
 		pattern := subjects.APIPattern("run", e.verb)
 		s.Endpoints = append(s.Endpoints, bus.Endpoint{
@@ -93,7 +93,7 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) 
 	for i := range d.Agents {
 		r.Nodes[d.Agents[i].Name()] = run.Status{State: run.Waiting}
 	}
-	err = w.write(ctx, r, 0)
+	err = w.write(ctx, r, 0, told(r, from, "start", ""))
 	if !errors.Is(err, bus.ErrConflict) {
 		if err != nil {
 			return nil, notStored(err)
@@ -234,7 +234,7 @@ func (w *Worker) readPart(ctx context.Context, from subjects.AgentID, data []byt
 
 // change answers a call that changes a run; f returns nil when there is nothing
 // to change.
-func (w *Worker) change(f func(r *run.Record, why string, now time.Time) (*run.Record, error)) func(context.Context, subjects.AgentID, []byte) (any, error) {
+func (w *Worker) change(verb string, f func(r *run.Record, why string, now time.Time) (*run.Record, error)) func(context.Context, subjects.AgentID, []byte) (any, error) {
 	return func(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
 		q, err := fleet.DecodeRequest[run.Ref](data)
 		if err != nil {
@@ -249,7 +249,7 @@ func (w *Worker) change(f func(r *run.Record, why string, now time.Time) (*run.R
 			if next == nil || err != nil {
 				return r, err
 			}
-			if err = w.write(ctx, next, rev); err == nil {
+			if err = w.write(ctx, next, rev, told(next, from, verb, q.Reason)); err == nil {
 				return next, nil
 			} else if !errors.Is(err, bus.ErrConflict) {
 				return nil, notStored(err)

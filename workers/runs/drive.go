@@ -202,7 +202,7 @@ func (d *driver) store(ctx context.Context, rec *run.Record, rev uint64, p Plan)
 			return false, err
 		}
 	}
-	if err := d.write(ctx, p.Record, rev); err != nil {
+	if err := d.write(ctx, p.Record, rev, toldOf(rec, p.Record)); err != nil {
 		return false, err
 	}
 	if p.Record.State.Ended() {
@@ -212,11 +212,11 @@ func (d *driver) store(ctx context.Context, rec *run.Record, rev uint64, p Plan)
 	return true, nil
 }
 
-// write stores a record after rev.
-func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64) error {
+// write stores a record after rev, with what the audit is told of it.
+func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64, told []byte) error {
 	rec := bus.Record{
 		Subject: subjects.Run(r.RunID), Expected: rev, WriteID: uuid.NewString(), Data: fleet.MustEncode(r),
-		Header: bus.Header{subjects.HeaderWriter: {string(w.cfg.ID)}, subjects.HeaderKind: {string(r.State)}},
+		Header: bus.Header{subjects.HeaderWriter: {string(w.cfg.ID)}, subjects.HeaderKind: {string(r.State)}}, Told: told,
 	}
 	if r.State.Ended() {
 		rec.TTL = keepEnded

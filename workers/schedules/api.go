@@ -29,8 +29,8 @@ func (w *Worker) service() bus.Service {
 		{"create", "SCHEDULE", "View", w.create},
 		{"get", "Ref", "View", w.get},
 		{"list", "ListRequest", "List", w.list},
-		{"pause", "Ref", "View", w.change(func(r *schedule.Record, _ schedule.Clock, _ time.Time) *schedule.Record { return pause(r) })},
-		{"resume", "Ref", "View", w.change(resume)},
+		{"pause", "Ref", "View", w.change("pause", func(r *schedule.Record, _ schedule.Clock, _ time.Time) *schedule.Record { return pause(r) })},
+		{"resume", "Ref", "View", w.change("resume", resume)},
 		{"run", "RunNow", "RunNowReply", w.run},
 		{"remove", "Ref", "View", w.remove},
 	} {
@@ -85,7 +85,7 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, data []byte)
 		return nil, subjects.Errorf(subjects.CodeRateLimited, "%s has %d schedules already", from, maxPerAgent).
 			WithRemedy("remove some: parley schedule rm NAME")
 	}
-	rev, err := w.kv.Create(ctx, k, fleet.MustEncode(r), 0)
+	rev, err := w.kv.Telling(told(r, from, "create")).Create(ctx, k, fleet.MustEncode(r), 0)
 	switch {
 	case errors.Is(err, bus.ErrExists):
 		was, _, lerr := w.last(ctx, from, schedule.Ref{Name: d.Name})
@@ -209,13 +209,13 @@ func kind(work []byte) []byte {
 
 // change answers a call that changes a schedule; f returns nil when there is
 // nothing to change.
-func (w *Worker) change(f func(r *schedule.Record, c schedule.Clock, now time.Time) *schedule.Record) func(context.Context, subjects.AgentID, []byte) (any, error) {
+func (w *Worker) change(kind string, f func(r *schedule.Record, c schedule.Clock, now time.Time) *schedule.Record) func(context.Context, subjects.AgentID, []byte) (any, error) {
 	return func(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
 		q, err := fleet.DecodeRequest[schedule.Ref](data)
 		if err != nil {
 			return nil, err
 		}
-		r, err := w.update(ctx, from, q, func(r *schedule.Record) (*schedule.Record, error) {
+		r, err := w.update(ctx, from, q, kind, func(r *schedule.Record) (*schedule.Record, error) {
 			c, cerr := r.Definition.Clock(r.Created)
 			if cerr != nil {
 				return nil, cerr
@@ -229,8 +229,9 @@ func (w *Worker) change(f func(r *schedule.Record, c schedule.Clock, now time.Ti
 	}
 }
 
-// update changes a record, however often another change comes first.
-func (w *Worker) update(ctx context.Context, from subjects.AgentID, q schedule.Ref, f func(*schedule.Record) (*schedule.Record, error)) (*schedule.Record, error) {
+// update changes a record, however often another change comes first; kind says
+// to the audit what is done to it.
+func (w *Worker) update(ctx context.Context, from subjects.AgentID, q schedule.Ref, kind string, f func(*schedule.Record) (*schedule.Record, error)) (*schedule.Record, error) {
 	for {
 		r, rev, err := w.last(ctx, from, q)
 		if err != nil {
@@ -240,7 +241,7 @@ func (w *Worker) update(ctx context.Context, from subjects.AgentID, q schedule.R
 		if next == nil || err != nil {
 			return r, err
 		}
-		if err = w.write(ctx, keyOf(r.From, q.Name), next, rev); err == nil {
+		if err = w.write(ctx, keyOf(r.From, q.Name), next, rev, append(told(next, from, kind), toldOf(r, next)...)); err == nil {
 			return next, nil
 		} else if !errors.Is(err, bus.ErrConflict) {
 			return nil, notStored(err)
@@ -255,7 +256,7 @@ func (w *Worker) run(ctx context.Context, from subjects.AgentID, data []byte) (a
 		return nil, err
 	}
 	id := ""
-	_, err = w.update(ctx, from, q.Ref, func(r *schedule.Record) (*schedule.Record, error) {
+	_, err = w.update(ctx, from, q.Ref, "run", func(r *schedule.Record) (*schedule.Record, error) {
 		id = r.ID("run " + q.RequestID)
 		next, ok := runNow(r, id, time.Now().UTC())
 		if !ok {
@@ -280,7 +281,7 @@ func (w *Worker) remove(ctx context.Context, from subjects.AgentID, data []byte)
 		if err != nil {
 			return nil, err
 		}
-		err = w.kv.DeleteRevision(ctx, keyOf(r.From, q.Name), rev)
+		err = w.kv.Telling(told(r, from, "remove")).DeleteRevision(ctx, keyOf(r.From, q.Name), rev)
 		switch {
 		case errors.Is(err, bus.ErrConflict):
 			continue

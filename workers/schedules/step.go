@@ -61,7 +61,7 @@ func (w *Worker) step(ctx context.Context, k key, rec *schedule.Record, rev uint
 		if berr != nil {
 			return false, berr
 		}
-		return true, w.write(ctx, k, next, rev)
+		return true, w.write(ctx, k, next, rev, toldOf(rec, next))
 	}
 	c, err := rec.Definition.Clock(rec.Created)
 	if err != nil {
@@ -78,11 +78,11 @@ func (w *Worker) step(ctx context.Context, k key, rec *schedule.Record, rev uint
 	if next == nil {
 		return false, nil
 	}
-	return true, w.write(ctx, k, next, rev)
+	return true, w.write(ctx, k, next, rev, toldOf(rec, next))
 }
 
-// write stores a record after rev.
-func (w *Worker) write(ctx context.Context, k key, r *schedule.Record, rev uint64) error {
+// write stores a record after rev, with what the audit is told of it.
+func (w *Worker) write(ctx context.Context, k key, r *schedule.Record, rev uint64, told []byte) error {
 	ttl := time.Duration(0)
 	if r.State == schedule.Ended && len(r.Waiting) == 0 {
 		ttl = keepEnded
@@ -90,7 +90,7 @@ func (w *Worker) write(ctx context.Context, k key, r *schedule.Record, rev uint6
 	ctx, cancel := context.WithTimeout(ctx, 2*callTry)
 	defer cancel()
 	crash.Point("before_store_schedule")
-	next, err := w.kv.UpdateFor(ctx, k, fleet.MustEncode(r), rev, ttl)
+	next, err := w.kv.Telling(told).UpdateFor(ctx, k, fleet.MustEncode(r), rev, ttl)
 	if err == nil {
 		crash.Point("after_store_schedule")
 		w.heard(k, r, next)

@@ -14,6 +14,7 @@ import (
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 // service is the session part of the API. Reads that wait end with run.
@@ -162,10 +163,9 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, r *handshake
 		SessionID: newSessionID(now), Orchestrator: from, CreatedAt: now, ExpiresAt: now.Add(handshake.TokenLife),
 		TaskID: r.TaskID, TaskMetadata: r.TaskMetadata,
 	}
-	if _, err := w.sessions.Create(ctx, string(s.SessionID), fleet.MustEncode(&s), 0); err != nil {
+	if _, err := w.sessions.Telling(workers.Line(s.SessionID, from, handshake.EventSessionCreate, &s)).Create(ctx, string(s.SessionID), fleet.MustEncode(&s), 0); err != nil {
 		return nil, storeError(err)
 	}
-	w.note(ctx, s.SessionID, from, handshake.EventSessionCreate, &s)
 	return w.opened(ctx, s)
 }
 
@@ -214,7 +214,8 @@ func (w *Worker) update(ctx context.Context, from subjects.AgentID, r *handshake
 		if r.TaskMetadata != nil {
 			n.TaskMetadata = *r.TaskMetadata
 		}
-		rev, err := w.sessions.Update(ctx, string(r.SessionID), fleet.MustEncode(&n), s.revision)
+		told := workers.Line(n.SessionID, from, handshake.EventSessionUpdate, &n)
+		rev, err := w.sessions.Telling(told).Update(ctx, string(r.SessionID), fleet.MustEncode(&n), s.revision)
 		switch {
 		case errors.Is(err, bus.ErrConflict):
 			if s, err = w.lookUp(ctx, r.SessionID); err != nil {
@@ -225,7 +226,6 @@ func (w *Worker) update(ctx context.Context, from subjects.AgentID, r *handshake
 			return nil, storeError(err)
 		default:
 			w.learn(stored{session: n, revision: rev, at: time.Now()})
-			w.note(ctx, n.SessionID, from, handshake.EventSessionUpdate, &n)
 			return w.opened(ctx, n)
 		}
 	}
@@ -241,14 +241,23 @@ func (w *Worker) learn(s stored) {
 }
 
 func (w *Worker) remove(ctx context.Context, from subjects.AgentID, r *handshake.Ref) (any, error) {
-	if _, err := w.own(ctx, from, r.SessionID); err != nil {
+	s, err := w.own(ctx, from, r.SessionID)
+	if err != nil {
 		return nil, err
 	}
 	if plant.Bug("delete_lost") {
 		return &handshake.Deleted{SessionID: r.SessionID, OK: true}, nil
 	}
-	if err := w.sessions.Delete(ctx, string(r.SessionID)); err != nil {
-		return nil, storeError(err)
+	for {
+		told := workers.Line(r.SessionID, from, handshake.EventSessionDelete, struct{}{})
+		if err = w.sessions.Telling(told).DeleteRevision(ctx, string(r.SessionID), s.revision); err == nil {
+			break
+		} else if !errors.Is(err, bus.ErrConflict) {
+			return nil, storeError(err)
+		}
+		if s, err = w.lookUp(ctx, r.SessionID); err != nil {
+			return nil, err
+		}
 	}
 	w.mu.Lock()
 	delete(w.known, r.SessionID)
@@ -257,7 +266,6 @@ func (w *Worker) remove(ctx context.Context, from subjects.AgentID, r *handshake
 	if err := w.dropAll(ctx, r.SessionID); err != nil {
 		return nil, storeError(err)
 	}
-	w.note(ctx, r.SessionID, from, handshake.EventSessionDelete, nil)
 	return &handshake.Deleted{SessionID: r.SessionID, OK: true}, nil
 }
 

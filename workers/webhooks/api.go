@@ -192,7 +192,7 @@ func (w *Worker) apiReplay(ctx context.Context, from subjects.AgentID, data []by
 		entries = entries[:min(len(entries), replayMost)]
 	}
 	for _, e := range entries {
-		s, err := w.change(ctx, e, func(s *fleet.DeliveryState, there bool) error { return replay(s, there, from) })
+		s, err := w.change(ctx, e, from, "replay", func(s *fleet.DeliveryState, there bool) error { return replay(s, there, from) })
 		switch {
 		case err == nil:
 			reply.Deliveries = append(reply.Deliveries, s)
@@ -243,7 +243,7 @@ func (w *Worker) apiDrop(ctx context.Context, from subjects.AgentID, data []byte
 	if err != nil {
 		return nil, err
 	}
-	s, err := w.change(ctx, e, func(s *fleet.DeliveryState, _ bool) error {
+	s, err := w.change(ctx, e, from, "drop", func(s *fleet.DeliveryState, _ bool) error {
 		if s.State == fleet.DeliveryDelivered {
 			return subjects.Errorf(subjects.CodeNotFound, "delivery %s was delivered already", s.DeliveryID).At("/delivery_id").
 				WithRemedy("there is nothing to drop")
@@ -261,9 +261,9 @@ func (w *Worker) apiDrop(ctx context.Context, from subjects.AgentID, data []byte
 	return &fleet.WebhookView{DeliveryState: s}, nil
 }
 
-// change stores what f makes of a delivery's state. One that is being sent is
+// change stores what f makes of a delivery's state, at the word of from. One that is being sent is
 // left alone for now: its outcome must not be lost.
-func (w *Worker) change(ctx context.Context, e *entry, f func(s *fleet.DeliveryState, there bool) error) (fleet.DeliveryState, error) {
+func (w *Worker) change(ctx context.Context, e *entry, from subjects.AgentID, verb string, f func(s *fleet.DeliveryState, there bool) error) (fleet.DeliveryState, error) {
 	for range changeTries {
 		w.mu.Lock()
 		s, seq, there := e.state, e.stateSeq, e.seq > 0
@@ -276,7 +276,7 @@ func (w *Worker) change(ctx context.Context, e *entry, f func(s *fleet.DeliveryS
 			return s, err
 		}
 		s.Sending, s.Updated = nil, time.Now().UTC()
-		_, err := w.write(ctx, &s, seq)
+		_, err := w.write(ctx, &s, seq, told(&s, from, verb))
 		if err == nil {
 			w.poke()
 			return s, nil

@@ -13,6 +13,8 @@ import (
 	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 // figures count exchanges.
@@ -61,7 +63,7 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 	state.Sending = &fleet.Sending{By: w.id, LeaseSeconds: lease.Seconds()}
 	state.NextAt, state.Updated = nil, began.UTC()
 	crash.Point("before_webhook_claim")
-	if seq, err = w.write(ctx, &state, seq); err != nil {
+	if seq, err = w.write(ctx, &state, seq, ended(&state)); err != nil {
 		return err
 	}
 	crash.Point("after_webhook_claim")
@@ -79,7 +81,7 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 	crash.Point("after_webhook_send")
 	ep.schedule(d.Schedule).next(&state, o, time.Now().UTC(), Jitter)
 	w.tell(&state, o)
-	if _, err = w.write(ctx, &state, seq); err != nil {
+	if _, err = w.write(ctx, &state, seq, ended(&state)); err != nil {
 		return err
 	}
 	crash.Point("after_webhook_outcome")
@@ -128,7 +130,7 @@ func (w *Worker) expire(ctx context.Context, e *entry) error {
 func (w *Worker) kill(ctx context.Context, state fleet.DeliveryState, seq uint64, code subjects.Code, says string) error {
 	state.State, state.Sending, state.NextAt, state.HoldUntil = fleet.DeliveryDead, nil, nil, nil
 	state.Updated, state.Error = time.Now().UTC(), &fleet.Reason{Code: code, Message: says}
-	_, err := w.write(ctx, &state, seq)
+	_, err := w.write(ctx, &state, seq, ended(&state))
 	return err
 }
 
@@ -155,8 +157,9 @@ func (w *Worker) load(ctx context.Context, s *fleet.DeliveryState) (*fleet.Deliv
 	return fleet.DecodeDelivery(m.Data)
 }
 
-// write stores state by compare-and-set on seq, and takes it in.
-func (w *Worker) write(ctx context.Context, state *fleet.DeliveryState, seq uint64) (uint64, error) {
+// write stores state by compare-and-set on seq, with what the audit is told of
+// it, and takes it in.
+func (w *Worker) write(ctx context.Context, state *fleet.DeliveryState, seq uint64, told []byte) (uint64, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	s := *state
@@ -167,7 +170,7 @@ func (w *Worker) write(ctx context.Context, state *fleet.DeliveryState, seq uint
 	stored, err := w.records.Write(ctx, bus.Record{
 		Subject: subjects.WebhookEvent(s.DeliveryID), Expected: seq, Data: data,
 		WriteID: w.id + "-" + strconv.FormatUint(w.writes.Add(1), 10),
-		Header:  bus.Header{subjects.HeaderWriter: {w.id}},
+		Header:  bus.Header{subjects.HeaderWriter: {w.id}}, Told: told,
 	})
 	if err != nil {
 		return 0, err
@@ -176,4 +179,30 @@ func (w *Worker) write(ctx context.Context, state *fleet.DeliveryState, seq uint
 	w.index.recorded(&s, stored, time.Now())
 	w.mu.Unlock()
 	return stored, nil
+}
+
+// told is what the audit is told of a delivery.
+func told(s *fleet.DeliveryState, who subjects.AgentID, kind string) []byte {
+	d := struct {
+		DeliveryID subjects.DeliveryID `json:"delivery_id"`
+		Kind       string              `json:"kind"` // delivered, dead, replay, drop
+		Endpoint   string              `json:"endpoint"`
+		TaskID     subjects.TaskID     `json:"task_id,omitempty"`
+		Attempts   int                 `json:"attempts,omitzero"`
+		Code       subjects.Code       `json:"code,omitempty"`
+		Message    string              `json:"message,omitempty"`
+	}{DeliveryID: s.DeliveryID, Kind: kind, Endpoint: s.Endpoint, TaskID: s.TaskID, Attempts: s.Attempts}
+	if s.Error != nil && s.State == fleet.DeliveryDead {
+		d.Code, d.Message = s.Error.Code, workers.Clip(s.Error.Message)
+	}
+	return workers.Line("", who, handshake.EventWebhook, d)
+}
+
+// ended is that for a delivery that an attempt, or its time, may have ended: that
+// it died, or that a human was told.
+func ended(s *fleet.DeliveryState) []byte {
+	if s.State == fleet.DeliveryDead || s.State == fleet.DeliveryDelivered && s.Schedule == fleet.ScheduleHuman {
+		return told(s, "webhooks", s.State)
+	}
+	return nil
 }

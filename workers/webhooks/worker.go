@@ -208,7 +208,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	caughtUp := make(chan struct{})
 	loops.Go(func() {
 		err := w.cfg.Bus.Tail(run, bus.Tail{
-			Stream: subjects.StreamWebhooks, Handle: func(m bus.Msg) { w.apply(run, m) },
+			Stream: subjects.StreamWebhooks, Subjects: []string{subjects.WebhookPattern, subjects.WebhookEventPattern},
+			Handle:   func(m bus.Msg) { w.apply(run, m) },
 			CaughtUp: func(uint64) { close(caughtUp) },
 		})
 		if err != nil && run.Err() == nil {
