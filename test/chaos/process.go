@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -29,6 +31,7 @@ type process struct {
 	orderly int           // guarded by mu: ends with an error that it told; a supervisor starts it again
 	retired bool          // guarded by mu: nobody does any more
 	strange []string      // guarded by mu: ends that were not our doing
+	spent   time.Duration // guarded by mu: processor time of the lives that are over
 }
 
 // start runs it, if it does not run.
@@ -60,6 +63,7 @@ func (p *process) start(w *world) error {
 	go func() { // ends with the process, which stop or kill ends
 		_ = c.Wait()
 		p.mu.Lock()
+		p.spent += c.ProcessState.UserTime() + c.ProcessState.SystemTime()
 		again := !p.doomed && c.ProcessState.ExitCode() == 1
 		if again {
 			p.orderly++
@@ -152,4 +156,25 @@ func (p *process) mayEnd() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.doomed = true
+}
+
+// cpu is the processor time of all its lives.
+func (p *process) cpu() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.runsLocked() {
+		return p.spent
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return p.spent
+	}
+	_, rest, _ := strings.Cut(string(data), ") ") // the name may hold blanks
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return p.spent
+	}
+	user, _ := strconv.ParseInt(fields[11], 10, 64)
+	system, _ := strconv.ParseInt(fields[12], 10, 64)
+	return p.spent + time.Duration(user+system)*(time.Second/100)
 }

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounds of what follows the faults. A planted bug is not waited for: what
@@ -52,6 +54,7 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 		st.abort()
 		<-ended
 	}
+	st.tellCPU()
 	say("drain")
 	ctx, cancel := context.WithTimeout(ctx, quiet)
 	defer cancel()
@@ -71,6 +74,40 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 	}
 	_, _, mended := st.n.faultsDone()
 	return append(strange, mended...)
+}
+
+// tellCPU says who has spent how much of the processor until now.
+func (st *stage) tellCPU() {
+	var of [3]time.Duration
+	for _, p := range st.c.nodes {
+		of[0] += p.cpu()
+	}
+	var routers, others time.Duration
+	for i, p := range st.f.workers {
+		of[1] += p.cpu()
+		if i < 3 {
+			routers += p.cpu()
+		} else {
+			others += p.cpu()
+			say("%s %s", p.name, p.cpu())
+		}
+	}
+	for _, p := range st.f.casts {
+		of[2] += p.cpu()
+	}
+	var self unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &self)
+	mine := time.Duration(self.Utime.Nano() + self.Stime.Nano())
+	n := time.Duration(max(st.load.begun.Load(), 1))
+	tell := func(who string, d time.Duration) {
+		fmt.Fprintf(os.Stdout, "  %8s  %8s for each task  %s\n", d.Round(100*time.Millisecond), (d / n).Round(10*time.Microsecond), who)
+	}
+	say("processor time, %d plain tasks since %s:", n, time.Since(st.load.since).Round(time.Second))
+	tell("servers", of[0])
+	tell("routers", routers)
+	tell("other workers", others)
+	tell("agents", of[2])
+	tell("clients and faults", mine)
 }
 
 // drain looks at what is left to be done.
