@@ -110,12 +110,14 @@ func (f *findings) check() []violation {
 	f.checkTold()
 	f.checkKeys()
 	f.checkDeadlines()
+	f.checkTerms()
 	f.checkEligible()
 	f.checkHumans()
 	f.checkSessions()
 	f.checkAudit()
 	f.checkMesh()
 	f.checkRuns()
+	f.checkClocks()
 	f.checkReplicas()
 	f.checkHistories()
 	for _, s := range f.strange {
@@ -197,7 +199,7 @@ func (f *findings) checkOrigin() {
 		switch {
 		case known && who != "" && who != from:
 			f.fault("12 sender", id, "%s dispatched it, the record says %s", who, from)
-		case known, f.records[id][0].Facts.RunID != "", from == forger, strings.HasPrefix(from, "a2a"), from == "anonymous", from == "operator", from == "":
+		case known, f.records[id][0].Facts.RunID != "", from == forger, strings.HasPrefix(from, "clock"), strings.HasPrefix(from, "a2a"), from == "anonymous", from == "operator", from == "":
 		case slices.ContainsFunc(f.ops, func(o *op) bool { return o.Client == from && o.Key != "" && o.Op == "dispatch" && !o.ok() }):
 			// by a key, and the answer never came
 		default:
@@ -274,8 +276,8 @@ func (f *findings) checkKeys() {
 	}
 }
 
-// skew is how far two clocks of one machine, and a write on its way, differ.
-const skew = 2 * time.Second
+// clockSlack is how far two clocks of one machine, and a write on its way, differ.
+const clockSlack = 2 * time.Second
 
 // checkDeadlines checks that no attempt begins after the deadline, and that
 // who is late ends as expired.
@@ -287,7 +289,7 @@ func (f *findings) checkDeadlines() {
 			if r.Kind == "working" && !deadline.IsZero() && r.Time.After(deadline) {
 				f.fault("7 deadline", id, "attempt %d was begun %s after the deadline", r.Attempt, r.Time.Sub(deadline))
 			}
-			if r.State == "expired" && r.Stored.Before(deadline.Add(-skew)) {
+			if r.State == "expired" && r.Stored.Before(deadline.Add(-clockSlack)) {
 				f.fault("7 deadline", id, "it expired %s before its deadline", deadline.Sub(r.Stored))
 			}
 		}

@@ -31,6 +31,7 @@ type message struct {
 // dumped are the streams that the checker reads.
 var dumped = []string{
 	"FLEET_TASKS", "FLEET_CONTEXT", "FLEET_RUNS", "FLEET_MESH", "FLEET_MESH_STATE", "FLEET_ESCALATIONS", "FLEET_WEBHOOKS", "FLEET_AUDIT", "FLEET_DLQ",
+	"KV_FLEET_SCHEDULES",
 }
 
 // eachMessage reads a stream from a sequence on up to its last message, which

@@ -47,6 +47,7 @@ func (l *load) start() {
 		l.wg.Go(func() { l.streams(client("caller", i), l.rng(3, i)) })
 		l.wg.Go(func() { l.troubles(client("unlucky", i), l.rng(4, i)) })
 	}
+	l.wg.Go(func() { l.clocks(client("clock", 0), l.rng(7, 0)) })
 	for i := range 3 {
 		l.wg.Go(func() { l.sessions(client("team", i), l.rng(5, i)) })
 	}
@@ -136,6 +137,7 @@ type taskHead struct {
 	Agent        string   `json:"agent,omitempty"`
 	Alternatives []string `json:"alternatives,omitempty"`
 	Escalate     string   `json:"escalate,omitempty"`
+	Budget       int64    `json:"token_budget,omitzero"`
 	MaxRetries   *int     `json:"max_retries,omitempty"`
 	GiveUpAfter  float64  `json:"give_up_after,omitzero"`
 }
@@ -195,6 +197,10 @@ func (l *load) plain(who string, n int, rng *rand.Rand) (t task, note line, then
 	case dice < 17: // one of two fails it for good, the other one does it
 		t.Requirements = map[string]any{"labels": map[string]string{"duo": strconv.Itoa(rng.IntN(castsInAll))}}
 		t.Brief = rig.Play(rig.Step{Do: rig.DoFatal}, rig.Step{Do: rig.DoDone})
+	case dice < 18: // the second attempt spends what is left
+		t.Task.Budget = rig.Tokens + 1
+		fail := rig.Step{Do: rig.DoError}
+		t.Brief = rig.Play(fail, fail, rig.Step{Do: rig.DoDone})
 	case dice < 20:
 		then = func(id string) { l.cancel(who, id) }
 	case dice < 23:

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"parley/bus/plant/skew"
 	"parley/test/rig"
 )
 
@@ -36,6 +37,7 @@ type settings struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	skew.Follow(os.Getenv(skewEnv))
 	// This program is also the servers and the agents.
 	if path := os.Getenv(brokerEnv); path != "" {
 		exit(runBroker(path))

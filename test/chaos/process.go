@@ -41,6 +41,7 @@ func (p *process) start(w *world) error {
 	if p.runsLocked() || p.retired {
 		return nil
 	}
+	env := append([]string{skewEnv + "=" + p.clock()}, p.env...)
 	log, err := os.OpenFile(p.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -51,7 +52,7 @@ func (p *process) start(w *world) error {
 	c.Env = append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "TMPDIR=" + os.TempDir(), "NO_COLOR=1",
 		"XDG_CONFIG_HOME=" + filepath.Join(p.dir, "config"), "XDG_DATA_HOME=" + filepath.Join(p.dir, "data", p.name),
-	}, p.env...)
+	}, env...)
 	c.Stdout, c.Stderr = log, log
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // ^C is ours
 	if err := c.Start(); err != nil {
@@ -77,6 +78,21 @@ func (p *process) start(w *world) error {
 		}
 	}()
 	return nil
+}
+
+// skewEnv names the file that says by how many seconds the clock of a process is
+// wrong.
+const skewEnv = "PARLEY_CLOCK"
+
+func (p *process) clock() string { return filepath.Join(p.dir, p.name+".clock") }
+
+// skew makes the clock of a process wrong, now and in its next lives.
+func (p *process) skew(by time.Duration) error {
+	temp := p.clock() + ".new"
+	if err := os.WriteFile(temp, strconv.AppendInt(nil, int64(by/time.Second), 10), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temp, p.clock())
 }
 
 func (p *process) log() string { return filepath.Join(p.dir, p.name+".log") }

@@ -72,6 +72,9 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 			break
 		}
 	}
+	for _, s := range st.f.resources() {
+		wrong("%s", s)
+	}
 	_, _, mended := st.n.faultsDone()
 	return append(strange, mended...)
 }
@@ -156,6 +159,13 @@ func (d *drain) left(ctx context.Context) (left []string, err error) {
 	if letters > 0 {
 		left = append(left, fmt.Sprintf("%d letters", letters))
 	}
+	clocks, err := d.clocks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if clocks > 0 {
+		left = append(left, fmt.Sprintf("%d schedules", clocks))
+	}
 	behind, err := d.audit(ctx, last)
 	if behind != "" {
 		left = append(left, behind)
@@ -174,6 +184,23 @@ func (d *drain) letters(ctx context.Context) (n int, err error) {
 	}
 	for _, s := range letterStates(list) {
 		if !letterEnds[s] && s != "unanswered" {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// clocks counts the schedules that have something to begin.
+func (d *drain) clocks(ctx context.Context) (n int, err error) {
+	var list []message
+	if _, err := d.c.eachMessage(ctx, "KV_FLEET_SCHEDULES", 1, func(m *message) error {
+		list = append(list, *m)
+		return nil
+	}); err != nil {
+		return 0, err
+	}
+	for _, r := range clockRecords(list) {
+		if r.busy() {
 			n++
 		}
 	}
@@ -217,9 +244,14 @@ func (st *stage) collect(ctx context.Context) (*findings, error) {
 		if st.planted {
 			break // replicas are not what is tried
 		}
-		var err error
-		if sums[s], err = st.c.sums(ctx, s); err != nil {
-			return nil, err
+		for range 3 { // somebody may purge meanwhile
+			var err error
+			if sums[s], err = st.c.sums(ctx, s); err != nil {
+				return nil, err
+			}
+			if same(sums[s]) || pause(ctx, 5*time.Second) != nil {
+				break
+			}
 		}
 	}
 	f, err := readFindings(st.w.dir)
@@ -240,6 +272,16 @@ func (st *stage) collect(ctx context.Context) (*findings, error) {
 		}
 	}
 	return f, nil
+}
+
+// same reports whether all servers hold the same.
+func same(sums map[string]string) bool {
+	for _, s := range sums {
+		if s != sums[nodeNames[0]] {
+			return false
+		}
+	}
+	return true
 }
 
 // summary says what was looked at.

@@ -101,6 +101,9 @@ type Output struct {
 	Answer string `json:"answer,omitempty"`
 }
 
+// Tokens is what each execution says that it has spent.
+const Tokens = 7
+
 // Handle implements agent.Handler.
 func (p *player) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error) {
 	o := Output{Nonce: rand.Text()}
@@ -113,7 +116,7 @@ func (p *player) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error
 	}
 	p.note(e)
 	r.Output = fleet.MustEncode(o) // a failed one hands it in, too
-	r.TokensSpent = 7
+	r.TokensSpent = Tokens
 	return r, err
 }
 

@@ -4,7 +4,8 @@ import (
 	"encoding/json"
 	"os"
 	"sync"
-	"time"
+
+	"parley/bus/plant/skew"
 )
 
 // Lines is a file that grows by lines of JSON, in the order of events.
@@ -27,12 +28,12 @@ func OpenLines(path string, fsync bool) (*Lines, error) {
 	return l, err
 }
 
-// Append appends what line makes of the time, by one write. Those who append
+// Append appends what line makes of the right time, by one write. Those who append
 // while somebody syncs share the sync after it.
 func (l *Lines) Append(line func(now int64) any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	data, err := json.Marshal(line(time.Now().UnixNano()))
+	data, err := json.Marshal(line(skew.Now().UnixNano()))
 	if err == nil {
 		_, err = l.f.Write(append(data, '\n'))
 	}

@@ -63,7 +63,7 @@ func (w *Worker) apiList(_ context.Context, _ subjects.AgentID, data []byte) (an
 		return nil, err
 	}
 	reply := fleet.EscalationListReply{Alerts: []fleet.Alert{}}
-	now := time.Now().UTC()
+	now := w.now()
 	w.with(func(v *view) {
 		for _, g := range v.groups {
 			if g.open() || req.All && g.alert.Number > 0 {
@@ -171,7 +171,7 @@ func (w *Worker) apiSilence(ctx context.Context, from subjects.AgentID, data []b
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now().UTC()
+	now := w.now()
 	s.By = from
 	if s.SilenceID != "" {
 		var was fleet.Silence

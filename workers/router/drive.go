@@ -126,7 +126,7 @@ func (w *Worker) apiDrain(on bool) func(context.Context, subjects.AgentID, []byt
 		key, action := fleet.DrainKey(agent), fleet.ActionResume
 		if on {
 			action = fleet.ActionDrain
-			_, err = w.drive.Put(ctx, key, fleet.MustEncode(fleet.AgentDrained{By: from, Reason: req.Reason, At: time.Now().UTC()}))
+			_, err = w.drive.Put(ctx, key, fleet.MustEncode(fleet.AgentDrained{By: from, Reason: req.Reason, At: w.now()}))
 		} else {
 			err = w.drive.Delete(ctx, key)
 		}

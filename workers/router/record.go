@@ -208,9 +208,13 @@ func ladder(e *fleet.Event, set settings) escalation.State {
 	if plant.Bug("deadline_ignored") {
 		deadline = deadline.Add(time.Hour)
 	}
+	budget := e.Facts.TokenBudget
+	if plant.Bug("budget_ignored") {
+		budget = 0
+	}
 	return escalation.State{
 		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: deadline,
-		TokenBudget: e.Facts.TokenBudget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
+		TokenBudget: budget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
 		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
 	}
 }
@@ -274,6 +278,9 @@ func done(e *fleet.Event, r *fleet.Result, now time.Time) *fleet.Event {
 	}
 	n := outcome(e, state, now)
 	n.Facts.TokensSpent += r.TokensSpent
+	if plant.Sometimes("tokens_twice", 20) {
+		n.Facts.TokensSpent += r.TokensSpent
+	}
 	if plant.Sometimes("stranger_counts", 50) {
 		n.AgentID = "somebody"
 	}
