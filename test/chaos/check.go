@@ -67,20 +67,25 @@ func readFindings(dir string) (*findings, error) {
 		return nil, err
 	}
 	for _, s := range dumped {
-		if f.dumps[s], err = readDump(dir, s); err != nil {
+		keep := func(m *message) { f.dumps[s] = append(f.dumps[s], *m) }
+		if s == "FLEET_TASKS" {
+			keep = f.record // they are the most, and long
+		}
+		if err := eachDumped(dir, s, keep); err != nil {
 			return nil, err
 		}
 	}
-	for i := range f.dumps["FLEET_TASKS"] {
-		m := &f.dumps["FLEET_TASKS"][i]
-		r := rig.Record{StreamSeq: m.Seq, Stored: m.Time, Subject: strings.TrimPrefix(m.Subject, "fleet.task.")}
-		if err := json.Unmarshal(m.Data, &r); err != nil {
-			f.fault("1 one outcome", r.Subject, "record %d cannot be read: %v", m.Seq, err)
-			continue
-		}
-		f.records[r.Subject] = append(f.records[r.Subject], r)
-	}
 	return f, nil
+}
+
+// record takes in a record of a task.
+func (f *findings) record(m *message) {
+	r := rig.Record{StreamSeq: m.Seq, Stored: m.Time, Subject: strings.TrimPrefix(m.Subject, "fleet.task.")}
+	if err := json.Unmarshal(m.Data, &r); err != nil {
+		f.fault("1 one outcome", r.Subject, "record %d cannot be read: %v", m.Seq, err)
+		return
+	}
+	f.records[r.Subject] = append(f.records[r.Subject], r)
 }
 
 // readCasts reads who the agents were.

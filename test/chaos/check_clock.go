@@ -66,8 +66,8 @@ func (r *clockRecord) ticks(c *clockwork) (all []time.Time) {
 	switch {
 	case c.At != nil:
 		return []time.Time{*c.At}
-	case c.Cron != "": // every fourth second
-		for t := r.Created.Truncate(4 * time.Second).Add(4 * time.Second); !t.After(r.Reckoned); t = t.Add(4 * time.Second) {
+	case c.Cron != "": // every fifth second
+		for t := r.Created.Truncate(5 * time.Second).Add(5 * time.Second); !t.After(r.Reckoned); t = t.Add(5 * time.Second) {
 			all = append(all, t)
 		}
 	default:
@@ -117,7 +117,7 @@ func (f *findings) checkClocks() {
 		// schedule was paused, which left them out.
 		waited, missed := len(times), -r.Skipped
 		for ; c.Overlap == "queue" && r.State == "paused" && waited > 0 && began[r.id(o.ID, times[waited-1])] == 0; waited-- {
-			if missed++; down.explains(times[waited-1], 6*time.Second) {
+			if missed++; down.explains(times[waited-1], lateMost) {
 				missed--
 			}
 		}
@@ -135,7 +135,7 @@ func (f *findings) checkClocks() {
 				if at < t.Add(-clockSlack).UnixNano() {
 					f.fault("S schedules", about, "what is due at %s was begun %s before that", t.Format(time.RFC3339), t.Sub(time.Unix(0, at)))
 				}
-			case n < waited && !down.explains(t, 6*time.Second) && (c.Overlap != "skip" || n == 0 || !f.underWay(r.id(o.ID, times[n-1]), t)):
+			case n < waited && !down.explains(t, lateMost) && (c.Overlap != "skip" || n == 0 || !f.underWay(r.id(o.ID, times[n-1]), t)):
 				f.fault("S schedules", about, "%s was missed, and nothing explains that", t.Format(time.RFC3339))
 			}
 		}
@@ -169,6 +169,9 @@ func (f *findings) underWay(run string, t time.Time) bool {
 	}
 	return true
 }
+
+// lateMost is within what something that went wrong shows.
+const lateMost = 6 * time.Second
 
 // spans are times at which something was wrong.
 type spans [][2]int64

@@ -10,14 +10,22 @@ import (
 	"parley/test/rig"
 )
 
-// readSlack is how far what two routers take for the time may differ where a
-// machine's clock is wrong: they correct what is more than a second.
-const readSlack = 1500 * time.Millisecond
+// apart is how far what two routers take for the time may differ: where a clock
+// was wrong they have corrected what is more than a second.
+func (f *findings) apart() time.Duration {
+	for _, o := range f.faults {
+		if o.Op == skewWorker {
+			return 1500 * time.Millisecond
+		}
+	}
+	return 50 * time.Millisecond
+}
 
 // checkTerms checks what else bounds attempts: a retry waits as long as its
 // record says, levels never go back, a budget that is spent buys nothing, and
 // what is spent is counted once.
 func (f *findings) checkTerms() {
+	apart := f.apart()
 	for id, list := range f.records {
 		var spent int64
 		var wait *time.Time
@@ -27,7 +35,7 @@ func (f *findings) checkTerms() {
 				if b := r.Facts.TokenBudget; b > 0 && spent >= b && len(r.Facts.Human) == 0 {
 					f.fault("7 budget", id, "attempt %d was begun with %d of %d tokens spent", r.Attempt, spent, b)
 				}
-				if wait != nil && r.Time.Before(wait.Add(-readSlack)) {
+				if wait != nil && r.Time.Before(wait.Add(-apart)) {
 					f.fault("5 backoff", id, "attempt %d was begun %s before the time that its retry was put off to", r.Attempt, wait.Sub(r.Time))
 				}
 			}

@@ -33,11 +33,11 @@ func (l *load) clocks(who string, rng *rand.Rand) {
 	plan := map[string]any{"timeout": 600, "description": who, "agents": []planNode{{ID: "a", Dependencies: []string{}, Brief: brief, MaxRetries: 5, OnFailure: "continue"}}}
 	note := map[string]any{"to": l.f.agents[rng.IntN(len(l.f.agents))].ID, "text": "by the clock", "action": "info", "reply": "no"}
 	list := []clockwork{
-		{Name: "even", Every: 3, Overlap: "queue", Dispatch: give},
-		{Name: "cron", Cron: "*/4 * * * * *", Overlap: "queue", Dispatch: give},
-		{Name: "strict", Every: 2, Missed: "skip", Grace: 3, Overlap: "queue", Dispatch: give},
-		{Name: "run", Every: 5, Overlap: "skip", Run: plan},
-		{Name: "note", Every: 4, Overlap: "queue", Message: note},
+		{Name: "even", Every: 5, Overlap: "queue", Dispatch: give},
+		{Name: "cron", Cron: "*/5 * * * * *", Overlap: "queue", Dispatch: give},
+		{Name: "strict", Every: 6, Missed: "skip", Grace: 4, Overlap: "queue", Dispatch: give},
+		{Name: "run", Every: 8, Overlap: "skip", Run: plan},
+		{Name: "note", Every: 7, Overlap: "queue", Message: note},
 	}
 	for _, c := range list {
 		l.schedule(who, c)

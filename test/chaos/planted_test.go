@@ -45,7 +45,7 @@ var bugs = []struct{ name, want, only string }{
 	{"forgotten", "23 liveness", ""},
 	{"stale_read", "VIOLATION L contexts", ""},
 	{"retry_at_once", "VIOLATION 5 backoff", ""},
-	{"budget_ignored", "tokens spent", ""},
+	{"budget_ignored", "VIOLATION 7 budget", ""},
 	{"tokens_twice", "tokens are counted", ""},
 	{"leak", "25 resources", ""},
 }
@@ -63,7 +63,7 @@ func TestPlantedBugs(t *testing.T) {
 			if only == "" {
 				only = "none"
 			}
-			out, err := run(t, chaos, 5*time.Minute, "-parley", parley, "-time", "12s", "-plant", b.name, "-only", only, "-lose", "0")
+			out, err := run(t, chaos, 5*time.Minute, "-parley", parley, "-time", "20s", "-rate", "40", "-plant", b.name, "-only", only, "-lose", "0")
 			if err == nil || !strings.Contains(out, b.want) {
 				t.Errorf("%v: no %q in\n%s", err, b.want, out)
 			}

@@ -19,7 +19,7 @@ import (
 // Bounds of what follows the faults. A planted bug is not waited for: what
 // does not end is found.
 const (
-	loadTime    = 2 * time.Minute // for clients to see the end of what they began
+	loadTime    = 2 * time.Minute // for clients to see the end of what they began, and half the time of the faults
 	quietTime   = 4 * time.Minute // for everything that was acknowledged to come to its end
 	plantedTime = 25 * time.Second
 )
@@ -27,7 +27,7 @@ const (
 // settle heals everything, lets clients finish, and waits until nothing is
 // left to be done. What does not come to its end is a violation.
 func (st *stage) settle(ctx context.Context) (strange []string) {
-	load, quiet := loadTime, quietTime
+	load, quiet := st.patience, quietTime
 	if st.planted {
 		load, quiet = plantedTime, plantedTime
 	}
@@ -81,22 +81,19 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 
 // tellCPU says who has spent how much of the processor until now.
 func (st *stage) tellCPU() {
-	var of [3]time.Duration
+	var servers, routers, others, agents time.Duration
 	for _, p := range st.c.nodes {
-		of[0] += p.cpu()
+		servers += p.cpu()
 	}
-	var routers, others time.Duration
-	for i, p := range st.f.workers {
-		of[1] += p.cpu()
-		if i < 3 {
+	for _, p := range st.f.workers {
+		if strings.HasPrefix(p.name, "router") {
 			routers += p.cpu()
 		} else {
 			others += p.cpu()
-			say("%s %s", p.name, p.cpu())
 		}
 	}
 	for _, p := range st.f.casts {
-		of[2] += p.cpu()
+		agents += p.cpu()
 	}
 	var self unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &self)
@@ -106,10 +103,10 @@ func (st *stage) tellCPU() {
 		fmt.Fprintf(os.Stdout, "  %8s  %8s for each task  %s\n", d.Round(100*time.Millisecond), (d / n).Round(10*time.Microsecond), who)
 	}
 	say("processor time, %d plain tasks since %s:", n, time.Since(st.load.since).Round(time.Second))
-	tell("servers", of[0])
+	tell("servers", servers)
 	tell("routers", routers)
 	tell("other workers", others)
-	tell("agents", of[2])
+	tell("agents", agents)
 	tell("clients and faults", mine)
 }
 
@@ -293,7 +290,9 @@ func (f *findings) summary() {
 			all++
 		}
 	}
-	say("%d faults of %d kinds:", all, len(by))
+	from, to := f.span()
+	say("in %s %d faults of %d kinds; %d tasks (%d acknowledged dispatches), %.0f a second; %d violations", to.Sub(from).Round(time.Second),
+		all, len(by), f.counts["tasks"], f.counts["acknowledged dispatches"], float64(f.counts["tasks"])/max(to.Sub(from).Seconds(), 1), len(f.found))
 	for _, k := range slices.Sorted(maps.Keys(by)) {
 		fmt.Fprintf(os.Stdout, "  %4d  %s\n", by[k], k)
 	}
@@ -311,6 +310,23 @@ func (f *findings) summary() {
 	}
 	say("tasks ended %v; attempts failed %v", ends, codes)
 	f.gaps()
+}
+
+// span is from the first dispatch that was asked for to the last one that was
+// acknowledged.
+func (f *findings) span() (from, to time.Time) {
+	for _, o := range f.ops {
+		if o.Op != "dispatch" || !o.ok() {
+			continue
+		}
+		if at := time.Unix(0, o.from); from.IsZero() || at.Before(from) {
+			from = at
+		}
+		if at := time.Unix(0, o.to); at.After(to) {
+			to = at
+		}
+	}
+	return from, to
 }
 
 // gaps says how long no dispatch was acknowledged: at all, and after the

@@ -62,6 +62,7 @@ func (w *Worker) admit() error {
 // the dispatch does not say.
 func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, raw []byte, id subjects.TaskID) (n *fleet.Event, duplicate bool, err error) {
 	crash.Point("after_decode")
+	plant.Leak("leak")
 	if plant.Bug("sender_forged") && d.From != "" {
 		from = d.From
 	}
@@ -207,7 +208,6 @@ func (w *Worker) onInbox(ctx context.Context, m bus.Msg) error {
 		}
 	}
 	id := inboxID(m)
-	plant.Leak("leak")
 	if plant.Sometimes("inbox_lost", 20) {
 		return nil
 	}

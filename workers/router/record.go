@@ -3,7 +3,6 @@ package router
 import (
 	"encoding/json"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"time"
 
@@ -199,24 +198,6 @@ func barred(e *fleet.Event, set settings, now time.Time) *fleet.Event {
 		return nil
 	}
 	return r
-}
-
-func ladder(e *fleet.Event, set settings) escalation.State {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(e.TaskID))
-	deadline := e.Facts.Deadline
-	if plant.Bug("deadline_ignored") {
-		deadline = deadline.Add(time.Hour)
-	}
-	budget := e.Facts.TokenBudget
-	if plant.Bug("budget_ignored") {
-		budget = 0
-	}
-	return escalation.State{
-		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: deadline,
-		TokenBudget: budget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
-		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
-	}
 }
 
 // climb turns the ladder's answer into the next record of e.
