@@ -235,14 +235,26 @@ func (w *Worker) tooLate(ctx context.Context, id, said subjects.TaskID, from sub
 	if said == "" {
 		return w.refuse(ctx, id, from, why)
 	}
-	v, err := w.reread(ctx, said)
-	switch {
-	case errors.Is(err, errNoTask), err == nil && v.ev.Seq == 1 && v.ev.State.Terminal() && v.ev.Facts.From == from:
-		return w.refuse(ctx, said, from, why)
-	case err != nil:
-		return bus.Later(err, time.Second)
+	for ctx.Err() == nil {
+		v, err := w.reread(ctx, said)
+		switch {
+		case errors.Is(err, errNoTask):
+			err = w.store(ctx, &view{}, refused(said, from, subjects.AsError(why), w.now()))
+			if errors.Is(err, bus.ErrConflict) {
+				continue // somebody was faster: who?
+			}
+			if err != nil {
+				return bus.Later(err, time.Second)
+			}
+			return bus.Never(why)
+		case err != nil:
+			return bus.Later(err, time.Second)
+		case v.ev.Seq == 1 && v.ev.State.Terminal() && v.ev.Facts.From == from:
+			return bus.Never(why) // it was refused before
+		}
+		return w.refuse(ctx, id, from, why)
 	}
-	return w.refuse(ctx, id, from, why)
+	return bus.Later(ctx.Err(), time.Second)
 }
 
 // refuse stores the outcome of a dispatch that cannot be done as it stands, and
