@@ -13,7 +13,7 @@ FUZZTIME ?= 60s
 BENCH    ?= .
 CHAOS_TIME ?= 1h
 CHAOS_SEED ?= 0
-CHAOS_RATE ?= 60
+CHAOS_RATE ?= 0
 # The race detector needs a C compiler. Without one the tests run without it, and say so.
 RACE     ?= $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 

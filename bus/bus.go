@@ -100,6 +100,8 @@ type Bus struct {
 	readers atomic.Uint64 // subscriptions that were made
 	limited atomic.Bool   // the server may deny what is published
 
+	clock clock
+
 	heard sync.Map // by stream: *atomic.Uint64, the highest sequence that tails have heard
 
 	mu      sync.Mutex

@@ -236,3 +236,39 @@ func TestProvisionKeepsSizes(t *testing.T) {
 		}
 	}
 }
+
+// TestProvisionLooksAtConsumers refuses one that would hold work back, where it
+// may not be mended, and mends it where it may.
+func TestProvisionLooksAtConsumers(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Connect(t)
+	ctx := t.Context()
+	if err := b.Provision(ctx, bus.Provisioning{}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := b.Request(ctx, "$JS.API.CONSUMER.INFO.FLEET_INBOX.routers", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info struct {
+		Config map[string]any `json:"config"`
+	}
+	if err := json.Unmarshal(r.Data, &info); err != nil {
+		t.Fatal(err)
+	}
+	info.Config["max_ack_pending"] = 10
+	narrow, err := json.Marshal(map[string]any{"stream_name": "FLEET_INBOX", "action": "update", "config": info.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err = b.Request(ctx, "$JS.API.CONSUMER.DURABLE.CREATE.FLEET_INBOX.routers", narrow, nil); err != nil || strings.Contains(string(r.Data), `"error"`) {
+		t.Fatalf("narrow the consumer: %s, %v", r.Data, err)
+	}
+	err = b.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify})
+	if err == nil || !strings.Contains(err.Error(), "consumer routers of stream FLEET_INBOX: MaxAckPending is 10") {
+		t.Errorf("verify = %v, want it to name MaxAckPending", err)
+	}
+	if err := errors.Join(b.Provision(ctx, bus.Provisioning{}), b.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify})); err != nil {
+		t.Errorf("after it is mended: %v", err)
+	}
+}

@@ -5,5 +5,8 @@ package plant
 // Bug is false in this build.
 func Bug(string) bool { return false }
 
+// Leak does nothing in this build.
+func Leak(string) {}
+
 // Sometimes is false in this build.
 func Sometimes(string, uint64) bool { return false }

@@ -4,7 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"parley/bus"
 )
 
 const (
@@ -62,6 +65,24 @@ func (c *canary) sing(ctx context.Context) {
 		c.log.Warn("the store takes no write, or does not give it back", slog.Any("error", err))
 	case err == nil && was != nil:
 		c.log.Info("the store takes writes again")
+	}
+}
+
+// clockTeller is a canary that also says when the clock of this machine is not
+// that of the servers, whenever that changes.
+func clockTeller(b *bus.Bus, log *slog.Logger) func(context.Context) error {
+	var told atomic.Int64
+	return func(ctx context.Context) error {
+		err := b.Canary(ctx)
+		ahead := b.ClockAhead().Round(time.Second)
+		switch was := time.Duration(told.Swap(int64(ahead))); {
+		case (ahead - was).Abs() < time.Second:
+		case ahead == 0:
+			log.Info("the clock of this machine is right again")
+		default:
+			log.Warn("the clock of this machine is wrong: the time is taken from the servers; set it", slog.String("ahead", ahead.String()))
+		}
+		return err
 	}
 }
 

@@ -140,7 +140,9 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err != nil {
 		return a.notProvisioned(err, room)
 	}
-	tried := newCanary(b.Canary, log.With(slog.String("component", "canary")))
+	canaryLog := log.With(slog.String("component", "canary"))
+	tried := newCanary(clockTeller(b, canaryLog), canaryLog)
+	tried.sing(ctx) // who begins knows what time it is
 	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done(), store: tried.Ready})
 	if err != nil {
 		return err
@@ -171,8 +173,9 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	watched := all
 	if h != nil {
 		h.checks.workers = all
-		all = append([]workers.Worker{{Name: "http", Run: h.Run}, {Name: "canary", Run: tried.Run}}, all...) // http stops last
+		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // http stops last
 	}
+	all = append([]workers.Worker{{Name: "canary", Run: tried.Run}}, all...)
 	all = append([]workers.Worker{{Name: "identities", Run: a.identities.Run}}, all...)
 	if a.conf.MetricsLog {
 		all = append(all, workers.Worker{Name: "metrics", Run: func(ctx context.Context) error {

@@ -67,20 +67,25 @@ func readFindings(dir string) (*findings, error) {
 		return nil, err
 	}
 	for _, s := range dumped {
-		if f.dumps[s], err = readDump(dir, s); err != nil {
+		keep := func(m *message) { f.dumps[s] = append(f.dumps[s], *m) }
+		if s == "FLEET_TASKS" {
+			keep = f.record // they are the most, and long
+		}
+		if err := eachDumped(dir, s, keep); err != nil {
 			return nil, err
 		}
 	}
-	for i := range f.dumps["FLEET_TASKS"] {
-		m := &f.dumps["FLEET_TASKS"][i]
-		r := rig.Record{StreamSeq: m.Seq, Stored: m.Time, Subject: strings.TrimPrefix(m.Subject, "fleet.task.")}
-		if err := json.Unmarshal(m.Data, &r); err != nil {
-			f.fault("1 one outcome", r.Subject, "record %d cannot be read: %v", m.Seq, err)
-			continue
-		}
-		f.records[r.Subject] = append(f.records[r.Subject], r)
-	}
 	return f, nil
+}
+
+// record takes in a record of a task.
+func (f *findings) record(m *message) {
+	r := rig.Record{StreamSeq: m.Seq, Stored: m.Time, Subject: strings.TrimPrefix(m.Subject, "fleet.task.")}
+	if err := json.Unmarshal(m.Data, &r); err != nil {
+		f.fault("1 one outcome", r.Subject, "record %d cannot be read: %v", m.Seq, err)
+		return
+	}
+	f.records[r.Subject] = append(f.records[r.Subject], r)
 }
 
 // readCasts reads who the agents were.
@@ -110,12 +115,14 @@ func (f *findings) check() []violation {
 	f.checkTold()
 	f.checkKeys()
 	f.checkDeadlines()
+	f.checkTerms()
 	f.checkEligible()
 	f.checkHumans()
 	f.checkSessions()
 	f.checkAudit()
 	f.checkMesh()
 	f.checkRuns()
+	f.checkClocks()
 	f.checkReplicas()
 	f.checkHistories()
 	for _, s := range f.strange {
@@ -197,7 +204,7 @@ func (f *findings) checkOrigin() {
 		switch {
 		case known && who != "" && who != from:
 			f.fault("12 sender", id, "%s dispatched it, the record says %s", who, from)
-		case known, f.records[id][0].Facts.RunID != "", from == forger, strings.HasPrefix(from, "a2a"), from == "anonymous", from == "operator", from == "":
+		case known, f.records[id][0].Facts.RunID != "", from == forger, strings.HasPrefix(from, "clock"), strings.HasPrefix(from, "a2a"), from == "anonymous", from == "operator", from == "":
 		case slices.ContainsFunc(f.ops, func(o *op) bool { return o.Client == from && o.Key != "" && o.Op == "dispatch" && !o.ok() }):
 			// by a key, and the answer never came
 		default:
@@ -274,8 +281,8 @@ func (f *findings) checkKeys() {
 	}
 }
 
-// skew is how far two clocks of one machine, and a write on its way, differ.
-const skew = 2 * time.Second
+// clockSlack is how far two clocks of one machine, and a write on its way, differ.
+const clockSlack = 2 * time.Second
 
 // checkDeadlines checks that no attempt begins after the deadline, and that
 // who is late ends as expired.
@@ -287,7 +294,7 @@ func (f *findings) checkDeadlines() {
 			if r.Kind == "working" && !deadline.IsZero() && r.Time.After(deadline) {
 				f.fault("7 deadline", id, "attempt %d was begun %s after the deadline", r.Attempt, r.Time.Sub(deadline))
 			}
-			if r.State == "expired" && r.Stored.Before(deadline.Add(-skew)) {
+			if r.State == "expired" && r.Stored.Before(deadline.Add(-clockSlack)) {
 				f.fault("7 deadline", id, "it expired %s before its deadline", deadline.Sub(r.Stored))
 			}
 		}

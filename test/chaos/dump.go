@@ -31,6 +31,7 @@ type message struct {
 // dumped are the streams that the checker reads.
 var dumped = []string{
 	"FLEET_TASKS", "FLEET_CONTEXT", "FLEET_RUNS", "FLEET_MESH", "FLEET_MESH_STATE", "FLEET_ESCALATIONS", "FLEET_WEBHOOKS", "FLEET_AUDIT", "FLEET_DLQ",
+	"KV_FLEET_SCHEDULES",
 }
 
 // eachMessage reads a stream from a sequence on up to its last message, which
@@ -120,21 +121,21 @@ func (c *cluster) dump(ctx context.Context, stream string) (n int, err error) {
 
 func dumpPath(dir, stream string) string { return filepath.Join(dir, "stream-"+stream+".jsonl") }
 
-// readDump reads what dump kept.
-func readDump(dir, stream string) (list []message, err error) {
+// eachDumped reads what dump kept, message by message.
+func eachDumped(dir, stream string, do func(m *message)) error {
 	f, err := os.Open(dumpPath(dir, stream))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer f.Close()
 	for d := json.NewDecoder(bufio.NewReader(f)); d.More(); {
 		var m message
 		if err := d.Decode(&m); err != nil {
-			return nil, fmt.Errorf("%s: %w", stream, err)
+			return fmt.Errorf("%s: %w", stream, err)
 		}
-		list = append(list, m)
+		do(&m)
 	}
-	return list, nil
+	return nil
 }
 
 // sums makes each server lead a stream in turn, reads it from there, and gives

@@ -89,6 +89,10 @@ func (n *nemesis) do(ctx context.Context, f fault) error {
 		return cast.start(n.w)
 	case pauseAgents:
 		return n.pauses(ctx, f, cast)
+	case skewWorker:
+		return n.skews(ctx, f, worker)
+	case skewAgents:
+		return n.skews(ctx, f, cast)
 	case cutZone:
 		zone := []string{zoneA, zoneB, zoneOut}[f.other%3]
 		return n.cuts(ctx, f, [][2]string{{zone, node}, {node, zone}}[:1+f.other%2])
@@ -111,6 +115,23 @@ func (n *nemesis) pauses(ctx context.Context, f fault, all ...*process) (err err
 		err = errors.Join(err, serr)
 	}
 	return err
+}
+
+// skews makes a clock wrong by up to five minutes for a while: it jumps, or the
+// process begins with it.
+func (n *nemesis) skews(ctx context.Context, f fault, p *process) error {
+	by := time.Duration(f.other%601-300) * time.Second
+	if err := p.skew(by); err != nil {
+		return err
+	}
+	if f.target%2 == 0 {
+		p.kill()
+		if err := p.start(n.w); err != nil {
+			return err
+		}
+	}
+	_ = pause(ctx, f.lasts)
+	return p.skew(0)
 }
 
 // cuts cuts ways for a while.

@@ -70,7 +70,7 @@ func newFleet(w *world, c *cluster, fc fleetConfig) (*fleet, error) {
 			name: crew.name, place: crew.place, dir: w.dir,
 			args: []string{
 				fc.parley, "serve", "--workers", crew.workers, "--server", c.urls(i), "--http", page, "--replicas", "3",
-				"--max-store", "1GiB", "--keep-ended", "10000000", "--log-format", "json", "--log-level", "info", "--timeout", "30s", "--sync", "always",
+				"--max-store", "6GiB", "--keep-ended", "10000000", "--log-format", "json", "--log-level", "info", "--timeout", "30s", "--sync", "always",
 			},
 			env: []string{
 				"PARLEY_ALERT_CONTACTS=human", "PARLEY_GROUP_WAIT=100ms", "PARLEY_GROUP_INTERVAL=5s", "PARLEY_CHANGE_LOG=off", "PARLEY_ALERT_NEXT=30s",

@@ -19,6 +19,10 @@ import (
 // hookSecret signs the calls of people.
 const hookSecret = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
+// failuresMost in a row leave an endpoint in use: more of them, and it is tried
+// once a minute only.
+const failuresMost = 3
+
 // humans are people with a webhook: of the calls that come for the first time many fail, and whoever is
 // called answers by the link.
 type humans struct {
@@ -31,6 +35,7 @@ type humans struct {
 	mu    sync.Mutex
 	rng   *rand.Rand      // guarded by mu
 	heard map[string]bool // guarded by mu: ids that came before
+	row   int             // guarded by mu: how many in a row have failed
 }
 
 func newHumans(ctx context.Context, here string, journal *scribe, seed uint64) (*humans, error) {
@@ -62,9 +67,13 @@ func (h *humans) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := r.Header.Get("Webhook-Id")
 	again := h.heard[id]
 	h.heard[id] = true
+	fails := dice < 40 && !again && h.row < failuresMost
+	if h.row++; !fails {
+		h.row = 0
+	}
 	h.mu.Unlock()
 	status := http.StatusOK
-	if dice < 40 && !again {
+	if fails {
 		status = []int{http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusNotFound}[dice%3]
 	}
 	sign := []string{r.Header.Get("Webhook-Id"), r.Header.Get("Webhook-Timestamp"), r.Header.Get("Webhook-Signature")}

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -30,18 +31,23 @@ type load struct {
 	stop context.Context //nolint:containedctx // begins nothing more when it ends
 	hard context.Context //nolint:containedctx // gives up what was begun when it ends
 	wg   sync.WaitGroup
+
+	since time.Time
+	begun atomic.Int64 // tasks
 }
 
 // start begins all kinds of work.
 func (l *load) start() {
-	for i := range 8 {
-		l.wg.Go(func() { l.dispatches(client("boss", i), l.rng(1, i), l.rate/8) })
+	l.since = time.Now()
+	for i := range bosses {
+		l.wg.Go(func() { l.dispatches(client("boss", i), l.rng(1, i), l.rate/bosses) })
 	}
 	for i := range 2 {
 		l.wg.Go(func() { l.runs(client("planner", i), l.rng(2, i)) })
 		l.wg.Go(func() { l.streams(client("caller", i), l.rng(3, i)) })
 		l.wg.Go(func() { l.troubles(client("unlucky", i), l.rng(4, i)) })
 	}
+	l.wg.Go(func() { l.clocks(client("clock", 0), l.rng(7, 0)) })
 	for i := range 3 {
 		l.wg.Go(func() { l.sessions(client("team", i), l.rng(5, i)) })
 	}
@@ -131,55 +137,77 @@ type taskHead struct {
 	Agent        string   `json:"agent,omitempty"`
 	Alternatives []string `json:"alternatives,omitempty"`
 	Escalate     string   `json:"escalate,omitempty"`
+	Budget       int64    `json:"token_budget,omitzero"`
 	MaxRetries   *int     `json:"max_retries,omitempty"`
 	GiveUpAfter  float64  `json:"give_up_after,omitzero"`
 }
 
-// dispatches gives plain tasks, their ids counted by client.
+// bosses are who gives plain tasks, and inFlight how many dispatches of each
+// may wait for their acknowledgement.
+const (
+	bosses   = 8
+	inFlight = 16
+)
+
+// dispatches gives plain tasks, their ids counted by client. What was not given
+// while nobody took it is given afterwards.
 func (l *load) dispatches(who string, rng *rand.Rand, rate float64) {
 	var follow sync.WaitGroup
 	defer follow.Wait()
+	room := make(chan struct{}, inFlight)
 	l.every(time.Duration(float64(time.Second)/rate), func(n int) {
-		t := task{Task: taskHead{
-			ID: fmt.Sprintf("%s-%d", who, n), Timeout: 20, Escalate: "never",
-			Priority: []string{"critical", "high", "normal", "low"}[rng.IntN(4)],
-		}, Brief: script(rng)}
-		note := line{Client: who, Op: "dispatch"}
-		dice := rng.IntN(100)
-		switch {
-		case dice < 10: // by key
-			t.Task.Key, t.Task.ID = t.Task.ID, ""
-			note.Key = t.Task.Key
-		case dice < 20:
-			note.Kind = []string{"even", "odd"}[rng.IntN(2)]
-			t.Requirements = map[string]any{"labels": map[string]string{"kind": note.Kind}}
-		case dice < 25:
-			at := time.Now().Add(2 * time.Second)
-			t.Task.Timeout = []float64{1.5, 20}[rng.IntN(2)] // the second attempt comes too late, or there is none
-			t.Deadline, t.Brief = &at, rig.Play(rig.Step{Do: rig.DoSilent})
-		case dice < 45: // worth one more try, then it is another agent's
-			once := 1
-			t.Task.MaxRetries = &once
-			fail := rig.Step{Do: rig.DoError}
-			t.Brief = rig.Play(fail, fail, fail, rig.Step{Do: rig.DoDone})
-		case dice < 50: // one of two fails it for good, the other one does it
-			t.Requirements = map[string]any{"labels": map[string]string{"duo": strconv.Itoa(rng.IntN(castsInAll))}}
-			t.Brief = rig.Play(rig.Step{Do: rig.DoFatal}, rig.Step{Do: rig.DoDone})
-		}
-		note.ID = t.Task.ID
-		id := l.dispatch(who, t, note, dice >= 80)
-		if id == "" {
-			return
-		}
-		switch {
-		case note.Key != "":
-			l.again(who, t, note)
-		case dice >= 50 && dice < 57:
-			follow.Go(func() { l.cancel(who, id) })
-		case dice >= 57 && dice < 65:
-			follow.Go(func() { l.await(who, id) })
-		}
+		t, note, then := l.plain(who, n, rng)
+		raw := rng.IntN(5) == 0
+		room <- struct{}{} // the load ends when everything is given
+		follow.Go(func() {
+			id := l.dispatch(who, t, note, raw)
+			<-room
+			if id != "" && then != nil {
+				then(id)
+			}
+		})
 	})
+}
+
+// plain is the nth task of a client, and what its client does once it is
+// acknowledged. Most are done as they come.
+func (l *load) plain(who string, n int, rng *rand.Rand) (t task, note line, then func(id string)) {
+	t = task{Task: taskHead{
+		ID: fmt.Sprintf("%s-%d", who, n), Timeout: 20, Escalate: "never",
+		Priority: []string{"critical", "high", "normal", "low"}[rng.IntN(4)],
+	}, Brief: script(rng)}
+	note = line{Client: who, Op: "dispatch"}
+	switch dice := rng.IntN(100); {
+	case dice < 3: // by key
+		t.Task.Key, t.Task.ID = t.Task.ID, ""
+		note.Key = t.Task.Key
+		then = func(string) { l.again(who, t, note) }
+	case dice < 10:
+		note.Kind = []string{"even", "odd"}[rng.IntN(2)]
+		t.Requirements = map[string]any{"labels": map[string]string{"kind": note.Kind}}
+	case dice < 12:
+		at := time.Now().Add(2 * time.Second)
+		t.Task.Timeout = []float64{1.5, 20}[rng.IntN(2)] // the second attempt comes too late, or there is none
+		t.Deadline, t.Brief = &at, rig.Play(rig.Step{Do: rig.DoSilent})
+	case dice < 15: // worth one more try, then it is another agent's
+		once := 1
+		t.Task.MaxRetries = &once
+		fail := rig.Step{Do: rig.DoError}
+		t.Brief = rig.Play(fail, fail, fail, rig.Step{Do: rig.DoDone})
+	case dice < 17: // one of two fails it for good, the other one does it
+		t.Requirements = map[string]any{"labels": map[string]string{"duo": strconv.Itoa(rng.IntN(castsInAll))}}
+		t.Brief = rig.Play(rig.Step{Do: rig.DoFatal}, rig.Step{Do: rig.DoDone})
+	case dice < 18: // the second attempt spends what is left
+		t.Task.Budget = rig.Tokens + 1
+		fail := rig.Step{Do: rig.DoError}
+		t.Brief = rig.Play(fail, fail, rig.Step{Do: rig.DoDone})
+	case dice < 20:
+		then = func(id string) { l.cancel(who, id) }
+	case dice < 23:
+		then = func(id string) { l.await(who, id) }
+	}
+	note.ID = t.Task.ID
+	return t, note, then
 }
 
 // script is what a task's agents do: mostly it is done at the first attempt.
@@ -233,6 +261,7 @@ func (l *load) dispatch(who string, t task, note line, raw bool) string {
 	if err != nil {
 		return ""
 	}
+	l.begun.Add(1)
 	return reply.TaskID
 }
 

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"parley/bus/plant/skew"
 	"parley/test/rig"
 )
 
@@ -36,6 +37,7 @@ type settings struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	skew.Follow(os.Getenv(skewEnv))
 	// This program is also the servers and the agents.
 	if path := os.Getenv(brokerEnv); path != "" {
 		exit(runBroker(path))
@@ -46,7 +48,7 @@ func main() {
 	var s settings
 	flag.DurationVar(&s.time, "time", time.Minute, "how long faults happen")
 	flag.Uint64Var(&s.seed, "seed", 0, "of everything random; 0 takes a new one")
-	flag.Float64Var(&s.rate, "rate", 60, "plain tasks a second, beside all other work")
+	flag.Float64Var(&s.rate, "rate", 0, "plain tasks a second, beside all other work; 0: 80, and 40 where it lasts longer than ten minutes")
 	flag.StringVar(&s.dir, "dir", "", "directory of journals, streams and logs, which stay there; absent: one that stays only where something is wrong")
 	flag.StringVar(&s.check, "check", "", "judge what an earlier run has left in this directory, and do nothing else")
 	flag.StringVar(&s.parley, "parley", "", "the program under test; absent: it is built, with the tags crashpoints and planted")
@@ -57,6 +59,12 @@ func main() {
 	flag.BoolVar(&s.dry, "plan", false, "print the plan, and do nothing")
 	flag.Parse()
 	s.seed = cmp.Or(s.seed, uint64(time.Now().UnixNano()))
+	if s.rate == 0 {
+		s.rate = 80
+		if s.time > 10*time.Minute { // what it leaves must fit into memory to be judged
+			s.rate = 40
+		}
+	}
 	exit(s.run(ctx))
 }
 
@@ -171,13 +179,15 @@ type stage struct {
 	n       *nemesis
 	load    *load
 	people  *humans
-	planted bool               // a bug is, and will be found
-	stop    context.CancelFunc // of the load: begins nothing more
-	abort   context.CancelFunc // and gives up
+	planted bool // a bug is, and will be found
+
+	patience time.Duration      // for clients to see the end of what they began
+	stop     context.CancelFunc // of the load: begins nothing more
+	abort    context.CancelFunc // and gives up
 }
 
 func (s *settings) stage(ctx context.Context, w *world, self string) (*stage, error) {
-	st := &stage{w: w, planted: s.plant != ""}
+	st := &stage{w: w, planted: s.plant != "", patience: loadTime + s.time/2}
 	var scribes [3]*scribe
 	for i, name := range []string{"clients", "calls", "faults"} {
 		var err error

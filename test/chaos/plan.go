@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
+
+	"parley/bus/plant/skew"
 )
 
 // Kinds of faults, by who suffers.
@@ -31,6 +33,8 @@ const (
 	pauseAgents  = "pause agents"
 	cutZone      = "cut a zone off a server"
 	garbage      = "garbage at every door"
+	skewWorker   = "a worker's clock is wrong"
+	skewAgents   = "agents' clock is wrong"
 	quietKind    = "quiet"
 	quietQuarter = 4 // one period in so many is quiet
 )
@@ -57,13 +61,15 @@ var kinds = []struct {
 	{powerPauses, false, 2, false, true, [2]float64{5, 9}},
 	{stepDown, false, 3, false, false, [2]float64{0, 1}},
 	{rollServers, false, 1, false, false, [2]float64{0, 1}},
-	{killWorker, true, 6, false, false, [2]float64{0, 2}},
+	{killWorker, true, 5, false, false, [2]float64{0, 2}},
 	{pauseWorker, true, 4, false, false, [2]float64{0.3, 6}},
 	{stopWorker, true, 2, false, false, [2]float64{0, 1}},
 	{killAgents, true, 3, false, false, [2]float64{0, 2}},
 	{pauseAgents, true, 2, false, false, [2]float64{0.3, 4}},
 	{cutZone, true, 2, true, false, [2]float64{1, 5}},
 	{garbage, true, 2, false, false, [2]float64{0, 1}},
+	{skewWorker, true, 3, false, false, [2]float64{1, 8}},
+	{skewAgents, true, 2, false, false, [2]float64{1, 8}},
 }
 
 // fault is one thing that is done to somebody.
@@ -104,7 +110,7 @@ func plan(seed uint64, total time.Duration, w *world, only string) (list []fault
 					at: t, kind: k.name, people: people, target: rng.IntN(1000), other: rng.IntN(1000),
 					lasts: time.Duration((k.seconds[0] + rng.Float64()*(k.seconds[1]-k.seconds[0])) * float64(time.Second)),
 				}
-				possible := (w.nets || !k.net) && (w.disks || !k.disk)
+				possible := (w.nets || !k.net) && (w.disks || !k.disk) && (skew.Possible || k.name != skewWorker && k.name != skewAgents)
 				if possible {
 					list = append(list, f)
 				}
@@ -143,7 +149,7 @@ func draw(rng *rand.Rand, people bool, only string) int {
 // refused are the kinds that this machine cannot do.
 func refused(w *world) (names []string) {
 	for _, k := range kinds {
-		if k.net && !w.nets || k.disk && !w.disks {
+		if k.net && !w.nets || k.disk && !w.disks || !skew.Possible && (k.name == skewWorker || k.name == skewAgents) {
 			names = append(names, k.name)
 		}
 	}

@@ -39,6 +39,15 @@ var bugs = []struct{ name, want, only string }{
 	{"line_edited", "VIOLATION 11 audit", ""},
 	{"letter_lost", "nobody had it", ""},
 	{"node_early", "was begun before", ""},
+	{"tick_twice", "no time of a schedule is this task", ""},
+	{"tick_lost", "was missed, and nothing explains that", ""},
+	{"inbox_lost", "there is no record of it", ""},
+	{"forgotten", "23 liveness", ""},
+	{"stale_read", "VIOLATION L contexts", ""},
+	{"retry_at_once", "VIOLATION 5 backoff", ""},
+	{"budget_ignored", "VIOLATION 7 budget", ""},
+	{"tokens_twice", "tokens are counted", ""},
+	{"leak", "25 resources", ""},
 }
 
 // TestPlantedBugs plants one bug after the other in the program and sees that
@@ -54,7 +63,7 @@ func TestPlantedBugs(t *testing.T) {
 			if only == "" {
 				only = "none"
 			}
-			out, err := run(t, chaos, 5*time.Minute, "-parley", parley, "-time", "12s", "-plant", b.name, "-only", only, "-lose", "0")
+			out, err := run(t, chaos, 5*time.Minute, "-parley", parley, "-time", "20s", "-rate", "40", "-plant", b.name, "-only", only, "-lose", "0")
 			if err == nil || !strings.Contains(out, b.want) {
 				t.Errorf("%v: no %q in\n%s", err, b.want, out)
 			}
@@ -95,7 +104,7 @@ func sourceBugs(t *testing.T) (names []string) {
 			if !ok {
 				return true
 			}
-			if pkg, ok := s.X.(*ast.Ident); ok && pkg.Name == "plant" {
+			if pkg, ok := s.X.(*ast.Ident); ok && pkg.Name == "plant" && len(call.Args) > 0 {
 				if lit, ok := call.Args[0].(*ast.BasicLit); ok {
 					if name, err := strconv.Unquote(lit.Value); err == nil {
 						names = append(names, name)

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -29,6 +31,7 @@ type process struct {
 	orderly int           // guarded by mu: ends with an error that it told; a supervisor starts it again
 	retired bool          // guarded by mu: nobody does any more
 	strange []string      // guarded by mu: ends that were not our doing
+	spent   time.Duration // guarded by mu: processor time of the lives that are over
 }
 
 // start runs it, if it does not run.
@@ -38,6 +41,7 @@ func (p *process) start(w *world) error {
 	if p.runsLocked() || p.retired {
 		return nil
 	}
+	env := append([]string{skewEnv + "=" + p.clock()}, p.env...)
 	log, err := os.OpenFile(p.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -48,7 +52,7 @@ func (p *process) start(w *world) error {
 	c.Env = append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir, "TMPDIR=" + os.TempDir(), "NO_COLOR=1",
 		"XDG_CONFIG_HOME=" + filepath.Join(p.dir, "config"), "XDG_DATA_HOME=" + filepath.Join(p.dir, "data", p.name),
-	}, p.env...)
+	}, env...)
 	c.Stdout, c.Stderr = log, log
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // ^C is ours
 	if err := c.Start(); err != nil {
@@ -60,6 +64,7 @@ func (p *process) start(w *world) error {
 	go func() { // ends with the process, which stop or kill ends
 		_ = c.Wait()
 		p.mu.Lock()
+		p.spent += c.ProcessState.UserTime() + c.ProcessState.SystemTime()
 		again := !p.doomed && c.ProcessState.ExitCode() == 1
 		if again {
 			p.orderly++
@@ -73,6 +78,21 @@ func (p *process) start(w *world) error {
 		}
 	}()
 	return nil
+}
+
+// skewEnv names the file that says by how many seconds the clock of a process is
+// wrong.
+const skewEnv = "PARLEY_CLOCK"
+
+func (p *process) clock() string { return filepath.Join(p.dir, p.name+".clock") }
+
+// skew makes the clock of a process wrong, now and in its next lives.
+func (p *process) skew(by time.Duration) error {
+	temp := p.clock() + ".new"
+	if err := os.WriteFile(temp, strconv.AppendInt(nil, int64(by/time.Second), 10), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temp, p.clock())
 }
 
 func (p *process) log() string { return filepath.Join(p.dir, p.name+".log") }
@@ -152,4 +172,25 @@ func (p *process) mayEnd() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.doomed = true
+}
+
+// cpu is the processor time of all its lives.
+func (p *process) cpu() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.runsLocked() {
+		return p.spent
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return p.spent
+	}
+	_, rest, _ := strings.Cut(string(data), ") ") // the name may hold blanks
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return p.spent
+	}
+	user, _ := strconv.ParseInt(fields[11], 10, 64)
+	system, _ := strconv.ParseInt(fields[12], 10, 64)
+	return p.spent + time.Duration(user+system)*(time.Second/100)
 }

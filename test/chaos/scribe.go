@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"sync"
 	"sync/atomic"
-	"time"
+
+	"parley/test/rig"
 )
 
 // How an operation goes on after its invocation.
@@ -45,30 +45,20 @@ type line struct {
 
 // scribe writes a journal.
 type scribe struct {
-	n  atomic.Uint64
-	mu sync.Mutex
-	f  *os.File // guarded by mu
+	n     atomic.Uint64
+	lines *rig.Lines
 }
 
 func newScribe(path string) (*scribe, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	return &scribe{f: f}, err
+	l, err := rig.OpenLines(path, true)
+	return &scribe{lines: l}, err
 }
 
 func (s *scribe) write(l line) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l.At = time.Now().UnixNano()
-	data, err := json.Marshal(l)
-	if err == nil {
-		_, err = s.f.Write(append(data, '\n'))
-	}
-	if err == nil {
-		err = s.f.Sync()
-	}
-	if err != nil {
-		panic(err) // who keeps no journal proves nothing
-	}
+	s.lines.Append(func(now int64) any {
+		l.At = now
+		return l
+	})
 }
 
 // begin notes that an operation begins, and returns how to note its end.

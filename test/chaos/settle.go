@@ -12,12 +12,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounds of what follows the faults. A planted bug is not waited for: what
 // does not end is found.
 const (
-	loadTime    = 2 * time.Minute // for clients to see the end of what they began
+	loadTime    = 2 * time.Minute // for clients to see the end of what they began, and half the time of the faults
 	quietTime   = 4 * time.Minute // for everything that was acknowledged to come to its end
 	plantedTime = 25 * time.Second
 )
@@ -25,7 +27,7 @@ const (
 // settle heals everything, lets clients finish, and waits until nothing is
 // left to be done. What does not come to its end is a violation.
 func (st *stage) settle(ctx context.Context) (strange []string) {
-	load, quiet := loadTime, quietTime
+	load, quiet := st.patience, quietTime
 	if st.planted {
 		load, quiet = plantedTime, plantedTime
 	}
@@ -52,6 +54,7 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 		st.abort()
 		<-ended
 	}
+	st.tellCPU()
 	say("drain")
 	ctx, cancel := context.WithTimeout(ctx, quiet)
 	defer cancel()
@@ -69,8 +72,42 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 			break
 		}
 	}
+	for _, s := range st.f.resources() {
+		wrong("%s", s)
+	}
 	_, _, mended := st.n.faultsDone()
 	return append(strange, mended...)
+}
+
+// tellCPU says who has spent how much of the processor until now.
+func (st *stage) tellCPU() {
+	var servers, routers, others, agents time.Duration
+	for _, p := range st.c.nodes {
+		servers += p.cpu()
+	}
+	for _, p := range st.f.workers {
+		if strings.HasPrefix(p.name, "router") {
+			routers += p.cpu()
+		} else {
+			others += p.cpu()
+		}
+	}
+	for _, p := range st.f.casts {
+		agents += p.cpu()
+	}
+	var self unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &self)
+	mine := time.Duration(self.Utime.Nano() + self.Stime.Nano())
+	n := time.Duration(max(st.load.begun.Load(), 1))
+	tell := func(who string, d time.Duration) {
+		fmt.Fprintf(os.Stdout, "  %8s  %8s for each task  %s\n", d.Round(100*time.Millisecond), (d / n).Round(10*time.Microsecond), who)
+	}
+	say("processor time, %d plain tasks since %s:", n, time.Since(st.load.since).Round(time.Second))
+	tell("servers", servers)
+	tell("routers", routers)
+	tell("other workers", others)
+	tell("agents", agents)
+	tell("clients and faults", mine)
 }
 
 // drain looks at what is left to be done.
@@ -119,6 +156,13 @@ func (d *drain) left(ctx context.Context) (left []string, err error) {
 	if letters > 0 {
 		left = append(left, fmt.Sprintf("%d letters", letters))
 	}
+	clocks, err := d.clocks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if clocks > 0 {
+		left = append(left, fmt.Sprintf("%d schedules", clocks))
+	}
 	behind, err := d.audit(ctx, last)
 	if behind != "" {
 		left = append(left, behind)
@@ -137,6 +181,23 @@ func (d *drain) letters(ctx context.Context) (n int, err error) {
 	}
 	for _, s := range letterStates(list) {
 		if !letterEnds[s] && s != "unanswered" {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// clocks counts the schedules that have something to begin.
+func (d *drain) clocks(ctx context.Context) (n int, err error) {
+	var list []message
+	if _, err := d.c.eachMessage(ctx, "KV_FLEET_SCHEDULES", 1, func(m *message) error {
+		list = append(list, *m)
+		return nil
+	}); err != nil {
+		return 0, err
+	}
+	for _, r := range clockRecords(list) {
+		if r.busy() {
 			n++
 		}
 	}
@@ -180,9 +241,14 @@ func (st *stage) collect(ctx context.Context) (*findings, error) {
 		if st.planted {
 			break // replicas are not what is tried
 		}
-		var err error
-		if sums[s], err = st.c.sums(ctx, s); err != nil {
-			return nil, err
+		for range 3 { // somebody may purge meanwhile
+			var err error
+			if sums[s], err = st.c.sums(ctx, s); err != nil {
+				return nil, err
+			}
+			if same(sums[s]) || pause(ctx, 5*time.Second) != nil {
+				break
+			}
 		}
 	}
 	f, err := readFindings(st.w.dir)
@@ -205,6 +271,16 @@ func (st *stage) collect(ctx context.Context) (*findings, error) {
 	return f, nil
 }
 
+// same reports whether all servers hold the same.
+func same(sums map[string]string) bool {
+	for _, s := range sums {
+		if s != sums[nodeNames[0]] {
+			return false
+		}
+	}
+	return true
+}
+
 // summary says what was looked at.
 func (f *findings) summary() {
 	by, all := map[string]int{}, 0
@@ -214,7 +290,9 @@ func (f *findings) summary() {
 			all++
 		}
 	}
-	say("%d faults of %d kinds:", all, len(by))
+	from, to := f.span()
+	say("in %s %d faults of %d kinds; %d tasks (%d acknowledged dispatches), %.0f a second; %d violations", to.Sub(from).Round(time.Second),
+		all, len(by), f.counts["tasks"], f.counts["acknowledged dispatches"], float64(f.counts["tasks"])/max(to.Sub(from).Seconds(), 1), len(f.found))
 	for _, k := range slices.Sorted(maps.Keys(by)) {
 		fmt.Fprintf(os.Stdout, "  %4d  %s\n", by[k], k)
 	}
@@ -232,6 +310,23 @@ func (f *findings) summary() {
 	}
 	say("tasks ended %v; attempts failed %v", ends, codes)
 	f.gaps()
+}
+
+// span is from the first dispatch that was asked for to the last one that was
+// acknowledged.
+func (f *findings) span() (from, to time.Time) {
+	for _, o := range f.ops {
+		if o.Op != "dispatch" || !o.ok() {
+			continue
+		}
+		if at := time.Unix(0, o.from); from.IsZero() || at.Before(from) {
+			from = at
+		}
+		if at := time.Unix(0, o.to); at.After(to) {
+			to = at
+		}
+	}
+	return from, to
 }
 
 // gaps says how long no dispatch was acknowledged: at all, and after the

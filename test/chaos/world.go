@@ -40,7 +40,7 @@ type world struct {
 // hosts are the last numbers of the places' addresses.
 var hosts = map[string]int{"n1": 1, "n2": 2, "n3": 3, zoneA: 11, zoneB: 12, zoneOut: 21}
 
-const diskSize = 1 << 30
+const diskSize = 8 << 30 // as far as it is used: the image has holes
 
 func newWorld(ctx context.Context, dir string) (*world, error) {
 	w := &world{dir: dir, id: "pc" + strconv.FormatInt(int64(os.Getpid())%100_000, 36)}

@@ -29,6 +29,7 @@ type Cast struct {
 	Fsync     bool          `json:"fsync"` // each line of the journal is on the disk before what it tells happens
 	Heartbeat time.Duration `json:"heartbeat"`
 	Try       time.Duration `json:"try"` // how long one report to a router may take; 0 leaves it to the harness
+	Log       slog.Level    `json:"log"` // the least that is logged
 	Agents    []Actor       `json:"agents"`
 }
 
@@ -55,7 +56,7 @@ func RunAgents(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: c.Log}))
 	b, err := bus.Connect(ctx, bus.Config{URL: c.URL, Name: "e2e agents", ConnectTimeout: time.Minute, Log: log})
 	if err != nil {
 		return err
@@ -100,6 +101,9 @@ type Output struct {
 	Answer string `json:"answer,omitempty"`
 }
 
+// Tokens is what each execution says that it has spent.
+const Tokens = 7
+
 // Handle implements agent.Handler.
 func (p *player) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error) {
 	o := Output{Nonce: rand.Text()}
@@ -112,7 +116,7 @@ func (p *player) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error
 	}
 	p.note(e)
 	r.Output = fleet.MustEncode(o) // a failed one hands it in, too
-	r.TokensSpent = 7
+	r.TokensSpent = Tokens
 	return r, err
 }
 

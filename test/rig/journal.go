@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"sync"
-	"time"
 )
 
 // Entry is one line of a journal: what one agent instance saw or did. It is
@@ -40,35 +38,21 @@ const (
 )
 
 // Journal is a file of entries that several agents of one process write.
-type Journal struct {
-	mu sync.Mutex
-	f  *os.File // guarded by mu: lines are in the order of events
-
-	fsync bool
-}
+type Journal struct{ lines *Lines }
 
 // OpenJournal opens a journal to append to it; with fsync every line is on the
 // disk before Write returns.
 func OpenJournal(path string, fsync bool) (*Journal, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	return &Journal{f: f, fsync: fsync}, err
+	l, err := OpenLines(path, fsync)
+	return &Journal{l}, err
 }
 
 // Write appends e, as of now.
 func (j *Journal) Write(e Entry) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	e.At = time.Now().UnixNano()
-	line, err := json.Marshal(e)
-	if err == nil {
-		_, err = j.f.Write(append(line, '\n'))
-	}
-	if err == nil && j.fsync {
-		err = j.f.Sync()
-	}
-	if err != nil {
-		panic(err) // an agent without a journal proves nothing
-	}
+	j.lines.Append(func(now int64) any {
+		e.At = now
+		return e
+	})
 }
 
 // ReadJournals reads the journals of several processes. A line that a kill cut

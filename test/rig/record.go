@@ -58,8 +58,12 @@ type Record struct {
 		Policy   struct {
 			MaxRetries int `json:"max_retries"`
 		} `json:"policy"`
-		Attempts []PastAttempt `json:"attempts"`
-		Await    string        `json:"await"`
+		Attempts    []PastAttempt   `json:"attempts"`
+		Await       string          `json:"await"`
+		NotBefore   *time.Time      `json:"not_before"`
+		TokenBudget int64           `json:"token_budget"`
+		TokensSpent int64           `json:"tokens_spent"`
+		Human       json.RawMessage `json:"human"`
 	} `json:"facts"`
 }
 

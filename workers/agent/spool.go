@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -65,6 +66,22 @@ func (s *spool) put(name string, data []byte) (err error) {
 		return fmt.Errorf("write a spool file: %w", err)
 	}
 	return s.sync()
+}
+
+// epochFile keeps the last epoch.
+const epochFile = "epoch"
+
+// epoch is that of a new process: later than those before it, also where the
+// clock was set back since.
+func (s *spool) epoch(now int64) (int64, error) {
+	data, err := os.ReadFile(filepath.Join(s.dir, epochFile))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return 0, fmt.Errorf("read the last epoch: %w", err)
+	}
+	if last, err := strconv.ParseInt(string(data), 10, 64); err == nil && last >= now {
+		now = last + 1
+	}
+	return now, s.put(epochFile, strconv.AppendInt(nil, now, 10))
 }
 
 // sync makes renames and removals last.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 
 func files(t *testing.T, dir string) []string {
 	t.Helper()
-	list, err := filepath.Glob(filepath.Join(dir, "*"))
+	list, err := filepath.Glob(filepath.Join(dir, "*.json*"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,5 +100,29 @@ func TestSpoolBeforeSending(t *testing.T) {
 	a.give(dispatch("t1", "x"))
 	if n := next(t, "the result", seen); n != 1 {
 		t.Errorf("%d files when the result was sent, want 1", n)
+	}
+}
+
+// TestEpochsGrow keeps the last epoch with the results: a clock that was set
+// back makes no instance older than the one before it.
+func TestEpochsGrow(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t)
+	dir := t.TempDir()
+	later := strconv.FormatInt(time.Now().Add(time.Hour).UnixNano(), 10)
+	if err := os.WriteFile(filepath.Join(dir, "epoch"), []byte(later), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	last, err := strconv.ParseInt(later, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		a := r.start(agent.Config{Handler: agent.Echo{}, Spool: dir})
+		if a.Epoch() <= last {
+			t.Errorf("epoch %d follows %d", a.Epoch(), last)
+		}
+		last = a.Epoch()
+		a.gone()
 	}
 }

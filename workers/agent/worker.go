@@ -68,6 +68,9 @@ func New(c Config) (*Worker, error) {
 		if err != nil {
 			return nil, fmt.Errorf("agent: %w", err)
 		}
+		if w.epoch, err = s.epoch(w.epoch); err != nil {
+			return nil, fmt.Errorf("agent: %w", err)
+		}
 		w.spool = s
 	}
 	return w, nil

@@ -37,14 +37,14 @@ func (w *Worker) act(ctx context.Context) error {
 		case <-timer.C:
 		}
 		next := w.round(ctx)
-		timer.Reset(max(0, min(time.Until(next), maxIdle)))
+		timer.Reset(max(0, min(next.Sub(w.now()), maxIdle)))
 	}
 }
 
 // round looks at every group that has changed or is due, and returns when to
 // look next.
 func (w *Worker) round(ctx context.Context) (next time.Time) {
-	now := time.Now().UTC()
+	now := w.now()
 	w.endSilences(ctx, now)
 	var ids []string
 	w.with(func(v *view) {
@@ -83,7 +83,7 @@ func (w *Worker) round(ctx context.Context) (next time.Time) {
 // settle does all that is due for a group.
 func (w *Worker) settle(ctx context.Context, id string) {
 	for range 100 {
-		now := time.Now().UTC()
+		now := w.now()
 		d := due{group: id}
 		w.with(func(v *view) {
 			g := v.groups[id]
@@ -231,7 +231,7 @@ func (w *Worker) archive(ctx context.Context, a fleet.Alert) {
 // delivery.
 func (w *Worker) call(ctx context.Context, what due, c policy.Call) error {
 	is, shown := what.is, what.shown
-	until := time.Now().UTC().Add(fleet.DefaultNotAfter)
+	until := w.now().Add(fleet.DefaultNotAfter)
 	for i := range shown.Tasks {
 		if t := shown.Tasks[i].GiveUpAt; i == 0 || t.After(until) {
 			until = t
@@ -302,7 +302,7 @@ const maxBody = 20 << 10
 
 func (w *Worker) message(what due, c policy.Call) *Message {
 	is, shown := what.is, what.shown
-	now := time.Now().UTC()
+	now := w.now()
 	m := &Message{
 		Type: fleet.EscalationType, Level: 3, AlertID: is.AlertID, Sequence: c.Number, Contact: c.Contact, State: is.State,
 		Group: is.Group, Count: shown.Count, Tasks: shown.Tasks, Omitted: shown.Omitted, Folded: what.folded,

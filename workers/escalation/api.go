@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"parley/bus"
 	"parley/subjects"
@@ -62,7 +61,7 @@ func (w *Worker) apiList(_ context.Context, _ subjects.AgentID, data []byte) (an
 		return nil, err
 	}
 	reply := fleet.EscalationListReply{Alerts: []fleet.Alert{}}
-	now := time.Now().UTC()
+	now := w.now()
 	w.with(func(v *view) {
 		for _, g := range v.groups {
 			if g.open() || req.All && g.alert.Number > 0 {

@@ -29,7 +29,7 @@ func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.Escalat
 	if err := req.Check(verb); err != nil {
 		return nil, err
 	}
-	h := fleet.HumanAnswer{Verb: verb, By: by, Text: req.Text, Time: time.Now().UTC()}
+	h := fleet.HumanAnswer{Verb: verb, By: by, Text: req.Text, Time: w.now()}
 	if verb == fleet.VerbReassign {
 		h.AgentID = req.AgentID
 	}
@@ -364,7 +364,7 @@ func (w *Worker) acknowledge(ctx context.Context, by, id string) (*fleet.Alert, 
 			return nil, subjects.Errorf(subjects.CodeLateResult, "%s sees to alert %s already, until %s", a.AckBy, id, a.AckUntil.Format(time.RFC3339)).
 				WithRemedy("you can answer it all the same")
 		}
-		until := time.Now().UTC().Add(w.cfg.Chain.AckTimeout)
+		until := w.now().Add(w.cfg.Chain.AckTimeout)
 		a.State, a.AckBy, a.AckUntil = fleet.AlertAcknowledged, by, &until
 		err = w.putAlert(ctx, gid, *a, rev, fleet.AlertEvent{Event: "acknowledged", By: by})
 		if errors.Is(err, bus.ErrConflict) {

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -139,7 +138,7 @@ func asResult(text string) json.RawMessage {
 
 // admit checks the link.
 func (w *Worker) admit(rw http.ResponseWriter, r *http.Request) (claims, bool) {
-	c, err := w.check(r.PathValue("token"), time.Now())
+	c, err := w.check(r.PathValue("token"), w.now())
 	if err != nil {
 		if subjects.CodeOf(err) != subjects.CodeUnavailable {
 			w.refuseLink(r.Context(), c.Alert, r.RemoteAddr, err)

@@ -22,7 +22,7 @@ func (w *Worker) apiSilence(ctx context.Context, from subjects.AgentID, data []b
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now().UTC()
+	now := w.now()
 	if s.Until.Sub(now) > 30*24*time.Hour {
 		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "a silence lasts at most 30 days").At("/until")
 	}
@@ -90,7 +90,7 @@ func (w *Worker) changeSilence(ctx context.Context, from subjects.AgentID, s fle
 // takeSilence takes in what was just stored, or removed.
 func (w *Worker) takeSilence(s fleet.Silence) {
 	w.with(func(v *view) {
-		if v.silences[s.SilenceID] = s; !s.Until.After(time.Now()) {
+		if v.silences[s.SilenceID] = s; !s.Until.After(w.now()) {
 			delete(v.silences, s.SilenceID)
 		}
 		v.stirAll()

@@ -142,6 +142,9 @@ func New(cfg Config) (*Worker, error) {
 // Name names the worker in logs.
 func (w *Worker) Name() string { return "escalation" }
 
+// now is the time by the servers' clocks.
+func (w *Worker) now() time.Time { return w.cfg.Bus.Now() }
+
 // Ready returns nil once the worker has caught up and serves.
 func (w *Worker) Ready() error {
 	switch {
@@ -160,7 +163,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	if w.kv, err = w.bus.KV(ctx, subjects.BucketAlerts); err != nil {
 		return fmt.Errorf("escalation: open bucket %s: %w", subjects.BucketAlerts, err)
 	}
-	w.started = time.Now().UTC()
+	w.started = w.now()
 	defer w.lines.close()
 	run, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -238,7 +241,7 @@ func (w *Worker) stir() {
 // says is in the alerts and records.
 func (w *Worker) event(ctx context.Context, e fleet.AlertEvent) {
 	e.Header = fleet.Header{Type: fleet.TypeAlertEvent, ProtocolVersion: fleet.Version}
-	e.Time = time.Now().UTC()
+	e.Time = w.now()
 	e.AlertID = cmp.Or(e.AlertID, "none")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -253,7 +256,7 @@ func (w *Worker) event(ctx context.Context, e fleet.AlertEvent) {
 // beat tells one endpoint again and again that all is well.
 func (w *Worker) beat(ctx context.Context) error {
 	for {
-		now := time.Now().UTC()
+		now := w.now()
 		at := now.Truncate(w.cfg.Heartbeat)
 		until := at.Add(w.cfg.Heartbeat)
 		err := w.deliver(ctx, &fleet.Delivery{

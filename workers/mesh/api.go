@@ -90,7 +90,7 @@ func (w *Worker) send(ctx context.Context, from subjects.AgentID, data []byte) (
 	}
 	w.mu.Lock()
 	known := w.core.entries[key{from, m.MessageID}]
-	wait := w.core.limited(from, to, time.Now())
+	wait := w.core.limited(from, to, w.now())
 	w.mu.Unlock()
 	if known != nil {
 		a, _ := w.snapshot(known)

@@ -72,7 +72,7 @@ func (w *Worker) snapshot(e *entry) (a *mesh.Ack, rev uint64) {
 func (w *Worker) write(ctx context.Context, a *mesh.Ack, rev uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
-	a.Time = time.Now().UTC()
+	a.Time = w.now()
 	next, err := w.records.Write(ctx, bus.Record{
 		Subject: subjects.MeshState(a.From, string(a.MessageID)), Expected: rev, WriteID: uuid.NewString(),
 		Data: fleet.MustEncode(a), Header: bus.Header{subjects.HeaderWriter: {string(w.cfg.ID)}},

@@ -39,7 +39,7 @@ func (w *Worker) onHeartbeat(m bus.Msg) {
 		return
 	}
 	w.mu.Lock()
-	woke := w.core.agents.beat(agent, subjects.InstanceID(vars[1]), hb, time.Now())
+	woke := w.core.agents.beat(agent, subjects.InstanceID(vars[1]), hb, w.now())
 	if woke {
 		w.core.wake(agent)
 	}
@@ -58,7 +58,7 @@ func (w *Worker) onMeshBeat(m bus.Msg) {
 	id := subjects.InstanceID(vars[0])
 	if id == w.cfg.ID {
 		w.mu.Lock()
-		w.core.echo = time.Now()
+		w.core.echo = w.now()
 		w.mu.Unlock()
 		return
 	}

@@ -111,6 +111,9 @@ func New(cfg Config) (*Worker, error) {
 // Name names the worker in logs.
 func (w *Worker) Name() string { return "mesh" }
 
+// now is the time by the servers' clocks.
+func (w *Worker) now() time.Time { return w.cfg.Bus.Now() }
+
 // Ready returns nil once the worker knows every message and serves.
 func (w *Worker) Ready() error {
 	switch {
@@ -126,7 +129,7 @@ func (w *Worker) Ready() error {
 // way, and returns once everything it started has ended.
 func (w *Worker) Run(ctx context.Context) error {
 	w.mu.Lock()
-	w.core = newCore(w.cfg.ID, w.cfg.Limits, time.Now())
+	w.core = newCore(w.cfg.ID, w.cfg.Limits, w.now())
 	w.mu.Unlock()
 	records, stopRecords := w.cfg.Bus.Records(subjects.StreamMeshState, bus.CommitAuto)
 	defer stopRecords()
@@ -258,9 +261,9 @@ func (w *Worker) drive(run context.Context, steps *sync.WaitGroup) {
 		case <-w.kick:
 		}
 		w.mu.Lock()
-		due := w.core.next(time.Now())
+		due := w.core.next(w.now())
 		if len(w.core.timers) > 0 {
-			timer.Reset(max(time.Until(w.core.timers[0].at), time.Millisecond))
+			timer.Reset(max(w.core.timers[0].at.Sub(w.now()), time.Millisecond))
 		}
 		w.mu.Unlock()
 		for _, s := range due {
@@ -282,7 +285,7 @@ func (w *Worker) drive(run context.Context, steps *sync.WaitGroup) {
 // with changes the core, and has what is due then done.
 func (w *Worker) with(f func(c *core, now time.Time)) {
 	w.mu.Lock()
-	f(w.core, time.Now())
+	f(w.core, w.now())
 	w.mu.Unlock()
 	w.wake()
 }

@@ -240,7 +240,7 @@ func (w *Worker) apiCancel(ctx context.Context, from subjects.AgentID, data []by
 			v.ev = &lie
 			return nil, nil
 		}
-		return canceled(v.ev, from, req.Reason, time.Now().UTC()), nil
+		return canceled(v.ev, from, req.Reason, w.now()), nil
 	})
 	if err != nil {
 		return nil, err
@@ -273,7 +273,7 @@ func (w *Worker) apiAnswer(ctx context.Context, from subjects.AgentID, data []by
 		if req.Text == "" && len(req.Parts) == 0 {
 			return nil, subjects.Errorf(subjects.CodeInvalidMessage, "the answer is empty").At("/text").WithRemedy("give text or parts")
 		}
-		return answered(v.ev, &fleet.Answer{QuestionID: open.ID, From: from, MessageID: req.MessageID, Text: req.Text, Parts: req.Parts}, time.Now().UTC()), nil
+		return answered(v.ev, &fleet.Answer{QuestionID: open.ID, From: from, MessageID: req.MessageID, Text: req.Text, Parts: req.Parts}, w.now()), nil
 	})
 	if err != nil {
 		return nil, err
@@ -290,7 +290,7 @@ func (w *Worker) apiExplain(ctx context.Context, from subjects.AgentID, data []b
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now().UTC()
+	now := w.now()
 	w.mu.Lock()
 	cl := w.core.fleet.Compile(need(v.ev))
 	x := fleet.TaskExplanation{TaskID: v.ev.TaskID, State: v.ev.State, Agents: w.core.fleet.Explain(cl, now)}

@@ -151,7 +151,7 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 	w.figures.count(n)
 	cur.lastSeq = seq
 	if n.Kind == fleet.KindWorking && plant.Sometimes("two_leases", 50) {
-		return w.store(ctx, &view{ev: n, lastSeq: seq, firstSeq: cur.firstSeq}, working(n, holderOf(n), time.Now()))
+		return w.store(ctx, &view{ev: n, lastSeq: seq, firstSeq: cur.firstSeq}, working(n, holderOf(n), w.now()))
 	}
 	if n.Seq == 1 {
 		cur.firstSeq = seq
@@ -220,7 +220,7 @@ func (w *Worker) fail(ctx context.Context, cur *view, f failure) *fleet.Event {
 	}
 	f.gone = !w.core.fleet.Alive(agent)
 	w.mu.Unlock()
-	n, action := failed(cur.ev, f, w.terms(cur.ev), time.Now().UTC())
+	n, action := failed(cur.ev, f, w.terms(cur.ev), w.now())
 	if r, ok := action.(escalation.Reassign); ok && r.CoolDown != nil {
 		w.coolDown(ctx, r.CoolDown.Agent, r.CoolDown.Until, f.code)
 	}

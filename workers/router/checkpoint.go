@@ -196,7 +196,7 @@ func (w *Worker) restore(ctx context.Context) uint64 {
 	defer func() { _ = r.Close() }()
 	fresh := newCore(w.cfg.ID, w.core.maxQueued, w.core.maxHot, rememberEnded)
 	in := &decoder{r: bufio.NewReaderSize(r, 1<<16)}
-	stream, tail := fresh.readIndex(in, time.Now().UTC())
+	stream, tail := fresh.readIndex(in, w.now().UTC())
 	st, err := w.bus.StreamState(ctx, subjects.StreamTasks)
 	switch {
 	case in.err != nil:

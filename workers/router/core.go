@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/workers"
@@ -175,7 +176,7 @@ func (c *core) apply(ev *fleet.Event, seq uint64, now time.Time) {
 	due := dueAt(ev)
 	e.due = due.UnixNano()
 	c.timers.push(timer{e.due, s})
-	if ev.State == fleet.StateQueued && e.flags&offering == 0 && (ev.Facts.NotBefore == nil || !ev.Facts.NotBefore.After(now)) {
+	if ev.State == fleet.StateQueued && e.flags&offering == 0 && (ev.Facts.NotBefore == nil || !ev.Facts.NotBefore.After(now) || plant.Bug("retry_at_once")) {
 		c.enqueue(s, e, now)
 	}
 	if h := c.hot[s]; h != nil && (ev.Kind == fleet.KindAnswer || h.unheard()) && c.caughtUp && c.owned(e) {

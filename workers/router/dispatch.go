@@ -62,6 +62,7 @@ func (w *Worker) admit() error {
 // the dispatch does not say.
 func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, raw []byte, id subjects.TaskID) (n *fleet.Event, duplicate bool, err error) {
 	crash.Point("after_decode")
+	plant.Leak("leak")
 	if plant.Bug("sender_forged") && d.From != "" {
 		from = d.From
 	}
@@ -76,7 +77,7 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 	}
 	sum := sha256.Sum256(raw)
 	hash := hex.EncodeToString(sum[:])
-	now := time.Now().UTC()
+	now := w.now()
 	if d.Task.TaskID, err = w.name(ctx, from, d, id, hash); err != nil {
 		return nil, false, err
 	}
@@ -207,6 +208,9 @@ func (w *Worker) onInbox(ctx context.Context, m bus.Msg) error {
 		}
 	}
 	id := inboxID(m)
+	if plant.Sometimes("inbox_lost", 20) {
+		return nil
+	}
 	d, err := fleet.DecodeDispatch(m.Data)
 	if err == nil {
 		_, _, err = w.dispatch(ctx, from, d, m.Data, id)
@@ -218,15 +222,45 @@ func (w *Worker) onInbox(ctx context.Context, m bus.Msg) error {
 	switch code := subjects.CodeOf(err); code {
 	case subjects.CodeUnavailable, subjects.CodeRateLimited, subjects.CodeInternal:
 		return bus.Later(err, time.Second)
+	case subjects.CodeDeadlineExceeded:
+		return w.tooLate(ctx, id, d.Task.TaskID, from, err)
 	default:
 		return w.refuse(ctx, id, from, err)
 	}
 }
 
+// tooLate refuses a dispatch that was good and has waited too long: under the
+// name that its sender knows, if that is not another task's.
+func (w *Worker) tooLate(ctx context.Context, id, said subjects.TaskID, from subjects.AgentID, why error) error {
+	if said == "" {
+		return w.refuse(ctx, id, from, why)
+	}
+	for ctx.Err() == nil {
+		v, err := w.reread(ctx, said)
+		switch {
+		case errors.Is(err, errNoTask):
+			err = w.store(ctx, &view{}, refused(said, from, subjects.AsError(why), w.now()))
+			if errors.Is(err, bus.ErrConflict) {
+				continue // somebody was faster: who?
+			}
+			if err != nil {
+				return bus.Later(err, time.Second)
+			}
+			return bus.Never(why)
+		case err != nil:
+			return bus.Later(err, time.Second)
+		case v.ev.Seq == 1 && v.ev.State.Terminal() && v.ev.Facts.From == from:
+			return bus.Never(why) // it was refused before
+		}
+		return w.refuse(ctx, id, from, why)
+	}
+	return bus.Later(ctx.Err(), time.Second)
+}
+
 // refuse stores the outcome of a dispatch that cannot be done as it stands, and
 // has the message buried where an operator finds it.
 func (w *Worker) refuse(ctx context.Context, id subjects.TaskID, from subjects.AgentID, why error) error {
-	n := refused(id, from, subjects.AsError(why), time.Now().UTC())
+	n := refused(id, from, subjects.AsError(why), w.now())
 	if err := w.store(ctx, &view{}, n); err != nil && !errors.Is(err, bus.ErrConflict) {
 		return bus.Later(err, time.Second)
 	}

@@ -147,7 +147,7 @@ func (w *Worker) storeDrain(ctx context.Context, agent subjects.AgentID, on bool
 		AgentID subjects.AgentID `json:"agent_id"`
 		Message string           `json:"message,omitempty"`
 	}{agent, workers.Clip(reason)}))
-	value := fleet.MustEncode(fleet.AgentDrained{By: by, Reason: reason, At: time.Now().UTC()})
+	value := fleet.MustEncode(fleet.AgentDrained{By: by, Reason: reason, At: w.now()})
 	for {
 		was, err := w.drive.Get(ctx, key)
 		switch {

@@ -45,7 +45,7 @@ func (w *Worker) Figures() fleet.TaskFigures {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.core.tell(&t, time.Now())
+	w.core.tell(&t, w.now())
 	return t
 }
 

@@ -100,7 +100,7 @@ func (w *Worker) sweep(ctx context.Context) error {
 		return err
 	}
 	excess := int(st.Subjects) - w.liveTasks() - w.cfg.KeepEnded
-	old := time.Now().Add(-keepAfterEnd)
+	old := w.now().Add(-keepAfterEnd)
 	read, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var purge []subjects.TaskID

@@ -107,7 +107,7 @@ func (w *Worker) apiResume(ctx context.Context, from subjects.AgentID, data []by
 			WithRemedy("an operator may; the owner of a task can cancel it")
 	}
 	h := &fleet.HumanAnswer{
-		Verb: req.Verb, By: string(from), AgentID: req.AgentID, Text: req.Text, AnswerID: req.AnswerID, Time: time.Now().UTC(),
+		Verb: req.Verb, By: string(from), AgentID: req.AgentID, Text: req.Text, AnswerID: req.AnswerID, Time: w.now(),
 	}
 	if from == w.cfg.Deputy && req.By != "" {
 		h.By = req.By
@@ -132,7 +132,7 @@ func (w *Worker) apiResume(ctx context.Context, from subjects.AgentID, data []by
 		if !waitsForHuman(v.ev) || req.Seq != 0 && req.Seq != v.ev.Facts.AskedSeq {
 			return nil, tooLate(v.ev)
 		}
-		now := time.Now().UTC()
+		now := w.now()
 		if !v.ev.Facts.Deadline.After(now) {
 			return expired(v.ev, now), nil
 		}

@@ -527,3 +527,30 @@ func TestAlternativesThatAreGoneArePassedOver(t *testing.T) {
 		t.Errorf("offered %s", d.Task.TaskID)
 	}
 }
+
+// TestTooLateAtTheRawDoor puts a dispatch into the inbox whose deadline has
+// passed by the time a router looks: it ends under the name that its sender
+// knows, once, and not as another's task.
+func TestTooLateAtTheRawDoor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	late := dispatchJSON("x", `"task_id":"late"`)
+	late = strings.TrimSuffix(late, "}") + `,"deadline":"2026-01-01T00:00:00Z"}`
+	put := func(from string, buried, records int) {
+		t.Helper()
+		if _, err := w.bus.Store(t.Context(), "fleet.dispatch."+from, []byte(late), "", nil); err != nil {
+			t.Fatal(err)
+		}
+		bustest.Eventually(t, "it is refused", func() bool {
+			dl, err := w.bus.DeadLetters(t.Context(), 10)
+			s, serr := w.bus.StreamState(t.Context(), subjects.StreamTasks)
+			return err == nil && serr == nil && len(dl) == buried && s.Msgs == uint64(records)
+		})
+	}
+	put("boss", 1, 1)
+	put("boss", 2, 1)
+	put("somebody", 3, 2)
+	if v := w.outcome("late"); v.State != fleet.StateError || v.Reason == nil || v.Reason.Code != subjects.CodeDeadlineExceeded || v.Seq != 1 {
+		t.Errorf("it ended as %+v", v)
+	}
+}

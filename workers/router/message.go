@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"slices"
-	"time"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -44,7 +43,7 @@ func (w *Worker) apiMessage(ctx context.Context, from subjects.AgentID, data []b
 			return nil, subjects.Errorf(subjects.CodePayloadTooLarge, "the follow-ups of a task are at most %d and %d KiB together",
 				maxMessages, maxMessagesSize>>10).WithRemedy("pass large content by reference, or dispatch a new task")
 		}
-		return added(v.ev, m, time.Now().UTC()), nil
+		return added(v.ev, m, w.now()), nil
 	})
 	if err != nil {
 		return nil, err

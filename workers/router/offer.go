@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"parley/bus"
@@ -20,12 +21,15 @@ import (
 func (w *Worker) offer(ctx context.Context, o offer) {
 	in := instanceKey{o.in.Agent, o.in.ID}
 	defer w.with(func(c *core, now time.Time) { c.offered(o.task, o.in, now) })
+	if plant.Bug("forgotten") && strings.HasSuffix(string(o.task), "7") {
+		return
+	}
 	cur, err := w.latest(ctx, o.task)
 	if err != nil {
 		w.log.Warn("read a task to offer it", slog.String("task_id", string(o.task)), slog.Any("error", err))
 		return
 	}
-	if now := time.Now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") {
+	if now := w.now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") {
 		return
 	}
 	dispatch, err := w.dispatchOf(ctx, cur)
@@ -59,7 +63,7 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 // task shares, and records what becomes of it.
 func (w *Worker) barred(ctx context.Context, cur *view) bool {
 	f := &cur.ev.Facts
-	if f.SessionBudget == 0 && f.RunBudget == 0 || barred(cur.ev, w.terms(cur.ev), time.Now().UTC()) == nil {
+	if f.SessionBudget == 0 && f.RunBudget == 0 || barred(cur.ev, w.terms(cur.ev), w.now()) == nil {
 		return false
 	}
 	seq := cur.ev.Seq
@@ -67,7 +71,7 @@ func (w *Worker) barred(ctx context.Context, cur *view) bool {
 		if v.ev.State != fleet.StateQueued || v.ev.Seq != seq {
 			return nil, nil
 		}
-		return barred(v.ev, w.terms(v.ev), time.Now().UTC()), nil
+		return barred(v.ev, w.terms(v.ev), w.now()), nil
 	})
 	if err != nil {
 		w.log.Warn("record that a shared budget is spent", slog.String("task_id", string(cur.ev.TaskID)), slog.Any("error", err))
@@ -160,7 +164,12 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 // counts for nothing; if another writer was faster, the agent is told to drop it.
 func (w *Worker) accepted(ctx context.Context, cur *view, h holder) {
 	crash.Point("after_accept")
-	n := working(cur.ev, h, time.Now().UTC())
+	now := w.now()
+	if !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") { // it took its time to accept
+		w.recall(ctx, recall{instanceKey{h.agent, h.instance}, cur.ev.TaskID, cur.ev.Attempt + 1, subjects.CodeDeadlineExceeded})
+		return
+	}
+	n := working(cur.ev, h, now)
 	err := w.store(ctx, cur, n)
 	if err == nil {
 		return
@@ -194,7 +203,7 @@ func (w *Worker) refused(ctx context.Context, cur *view, f failure) {
 // timeOut ends what has lasted too long: the task, or the attempt.
 func (w *Worker) timeOut(ctx context.Context, t timedOut) {
 	w.end(ctx, t.task, func(v *view) *fleet.Event {
-		now := time.Now().UTC()
+		now := w.now()
 		switch ends := v.ev.Facts.AttemptEnds; {
 		case !v.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored"):
 			return expired(v.ev, now)
@@ -260,7 +269,7 @@ func (w *Worker) giveUp(ctx context.Context, h hopeless) {
 		if !still {
 			return nil, nil
 		}
-		n, _ := nobody(v.ev, why, w.terms(v.ev), time.Now().UTC())
+		n, _ := nobody(v.ev, why, w.terms(v.ev), w.now())
 		return n, nil
 	})
 	if err != nil {
@@ -275,7 +284,7 @@ func (w *Worker) hearAnnounces(ctx context.Context, since time.Time) error {
 	if w.heardAt.Load() > since.UnixNano() {
 		return nil
 	}
-	now := time.Now().UnixNano()
+	now := w.now().UnixNano()
 	st, err := w.bus.StreamState(ctx, subjects.StreamAnnounce)
 	if err != nil {
 		return unavailable(err)
@@ -302,7 +311,7 @@ func (w *Worker) forsake(ctx context.Context, s stranded) {
 		if v.ev.State != fleet.StateQueued || lives {
 			return nil, nil
 		}
-		n, _ := forsaken(v.ev, w.terms(v.ev), time.Now().UTC())
+		n, _ := forsaken(v.ev, w.terms(v.ev), w.now())
 		return n, nil
 	})
 	if err != nil && !errors.Is(err, errNoTask) {

@@ -3,7 +3,6 @@ package router
 import (
 	"encoding/json"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"time"
 
@@ -201,20 +200,6 @@ func barred(e *fleet.Event, set settings, now time.Time) *fleet.Event {
 	return r
 }
 
-func ladder(e *fleet.Event, set settings) escalation.State {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(e.TaskID))
-	deadline := e.Facts.Deadline
-	if plant.Bug("deadline_ignored") {
-		deadline = deadline.Add(time.Hour)
-	}
-	return escalation.State{
-		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: deadline,
-		TokenBudget: e.Facts.TokenBudget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
-		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
-	}
-}
-
 // climb turns the ladder's answer into the next record of e.
 func climb(e *fleet.Event, s escalation.State, result json.RawMessage, now time.Time) (*fleet.Event, escalation.Action) {
 	s, action := escalation.Next(s, now)
@@ -274,6 +259,9 @@ func done(e *fleet.Event, r *fleet.Result, now time.Time) *fleet.Event {
 	}
 	n := outcome(e, state, now)
 	n.Facts.TokensSpent += r.TokensSpent
+	if plant.Sometimes("tokens_twice", 20) {
+		n.Facts.TokensSpent += r.TokensSpent
+	}
 	if plant.Sometimes("stranger_counts", 50) {
 		n.AgentID = "somebody"
 	}

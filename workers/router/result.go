@@ -118,13 +118,13 @@ func (w *Worker) respond(m bus.Msg, v any) {
 
 // patiently repeats change while the record is behind the agent, for a while.
 func (w *Worker) patiently(ctx context.Context, task subjects.TaskID, decide func(*view) (*fleet.Event, error)) (*fleet.Event, error) {
-	give := time.Now().Add(behindTimeout)
+	give := w.now().Add(behindTimeout)
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		n, err := w.change(ctx, task, decide)
 		if !errors.Is(err, errBehind) && !errors.Is(err, errNoTask) {
 			return n, err
 		}
-		if time.Now().After(give) {
+		if w.now().After(give) {
 			if errors.Is(err, errNoTask) {
 				return nil, err
 			}
@@ -174,7 +174,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 	var refusal error // what the agent is told although its result was taken in
 	n, err := w.patiently(ctx, task, func(v *view) (*fleet.Event, error) {
 		refusal = nil
-		now := time.Now().UTC()
+		now := w.now()
 		ok := r.Status == fleet.StatusDone || r.Status == fleet.StatusPartial
 		means := stand(v.ev, c)
 		if means != behind { // whether it counts or not, it was spent
@@ -320,7 +320,7 @@ func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p 
 			return nil, lateResult(v.ev, c)
 		case counts:
 		}
-		now := time.Now().UTC()
+		now := w.now()
 		if p.Artifact == nil && p.Question == nil {
 			return nil, nil
 		}

@@ -158,6 +158,9 @@ func New(cfg Config) (*Worker, error) {
 // Name names the worker in logs.
 func (w *Worker) Name() string { return "router" }
 
+// now is the time by the servers' clocks.
+func (w *Worker) now() time.Time { return w.bus.Now() }
+
 // Ready returns nil once the router has caught up and serves.
 func (w *Worker) Ready() error {
 	switch {
@@ -172,7 +175,7 @@ func (w *Worker) Ready() error {
 // Run catches up, serves until ctx ends, finishes what is in hand and returns
 // once everything it started has ended.
 func (w *Worker) Run(ctx context.Context) error {
-	now := time.Now()
+	now := w.now()
 	w.epoch = now.UnixNano()
 	w.figures.since.Store(w.epoch)
 	w.writePrefix = string(w.cfg.ID) + "-" + strconv.FormatInt(w.epoch, 36) + "-"
@@ -353,7 +356,7 @@ func (w *Worker) loop(ctx context.Context) {
 // with runs f on the core under its lock and carries out what comes of it.
 func (w *Worker) with(f func(c *core, now time.Time)) {
 	w.mu.Lock()
-	f(w.core, time.Now().UTC())
+	f(w.core, w.now())
 	var begin []effect
 	for _, e := range w.core.take() {
 		if _, ok := e.(offer); ok {
@@ -428,7 +431,7 @@ type wait struct {
 // patience is how long something in hand may take: writeTimeout, brokers failing
 // over, and up to two seconds more.
 func (w *Worker) patience() context.Context {
-	now := time.Now()
+	now := w.now()
 	if p := w.waits.Load(); p != nil && now.Before(p.until) {
 		return p.ctx
 	}

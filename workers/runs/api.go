@@ -80,7 +80,7 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) 
 	if err = w.roomForMore(ctx); err != nil {
 		return nil, err
 	}
-	now := time.Now().UTC()
+	now := w.now()
 	timeout := time.Duration(d.Timeout * float64(time.Second))
 	if timeout == 0 {
 		timeout = defaultTimeout
@@ -169,7 +169,7 @@ func (w *Worker) list(_ context.Context, from subjects.AgentID, _ []byte) (any, 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, known := range w.runs {
-		if !w.mayRead(from, known.sum.From) || known.ended != nil && time.Since(*known.ended) > keepEnded {
+		if !w.mayRead(from, known.sum.From) || known.ended != nil && w.now().Sub(*known.ended) > keepEnded {
 			continue
 		}
 		l.Runs = append(l.Runs, known.sum)
@@ -245,7 +245,7 @@ func (w *Worker) change(verb string, f func(r *run.Record, why string, now time.
 			if err != nil {
 				return nil, err
 			}
-			next, err := f(r, q.Reason, time.Now().UTC())
+			next, err := f(r, q.Reason, w.now())
 			if next == nil || err != nil {
 				return r, err
 			}

@@ -86,7 +86,7 @@ func (d *driver) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		wait := time.Until(rec.Deadline)
+		wait := rec.Deadline.Sub(d.now())
 		all = err != nil
 		switch {
 		case err != nil && !errors.Is(err, bus.ErrConflict):
@@ -112,7 +112,7 @@ func (d *driver) run(ctx context.Context) {
 // turn does what a record says, and stores what follows from it and from what
 // has ended.
 func (d *driver) turn(ctx context.Context, rec *run.Record, rev uint64, all bool) (wrote bool, err error) {
-	now := time.Now().UTC()
+	now := d.now()
 	for _, f := range d.fans {
 		f.pause(rec.State == run.Paused)
 	}

@@ -148,6 +148,9 @@ func New(cfg Config) (*Worker, error) {
 // Name names the worker in logs.
 func (w *Worker) Name() string { return "runs" }
 
+// now is the time by the servers' clocks.
+func (w *Worker) now() time.Time { return w.cfg.Bus.Now() }
+
 // Ready returns nil once the worker knows every run and serves.
 func (w *Worker) Ready() error {
 	switch {
@@ -236,8 +239,8 @@ func (w *Worker) serve(ctx, life context.Context) error {
 		case <-beat.C:
 			w.sayAlive(fleet.RouterHeartbeat{})
 			w.mu.Lock()
-			changed := w.ring.Expire(time.Now())
-			w.forgetLocked(time.Now())
+			changed := w.ring.Expire(w.now())
+			w.forgetLocked(w.now())
 			w.mu.Unlock()
 			if changed {
 				w.allDue()
@@ -386,7 +389,7 @@ func (w *Worker) onBeat(m bus.Msg) {
 	}
 	id := subjects.InstanceID(vars[0])
 	w.mu.Lock()
-	changed := hb.Leaving && w.ring.Left(id) || !hb.Leaving && w.ring.Heard(id, time.Now())
+	changed := hb.Leaving && w.ring.Left(id) || !hb.Leaving && w.ring.Heard(id, w.now())
 	w.mu.Unlock()
 	if changed {
 		w.allDue()

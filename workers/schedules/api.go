@@ -64,7 +64,7 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, data []byte)
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now().UTC().Truncate(time.Millisecond)
+	now := w.now().Truncate(time.Millisecond)
 	r := &schedule.Record{
 		Header: fleet.Header{Type: schedule.TypeRecord, ProtocolVersion: fleet.Version},
 		From:   from, Definition: *d, Generation: now.UnixMilli(), Created: now, Reckoned: now, State: schedule.Active,
@@ -220,7 +220,7 @@ func (w *Worker) change(kind string, f func(r *schedule.Record, c schedule.Clock
 			if cerr != nil {
 				return nil, cerr
 			}
-			return f(r, c, time.Now().UTC()), nil
+			return f(r, c, w.now()), nil
 		})
 		if err != nil {
 			return nil, err
@@ -258,7 +258,7 @@ func (w *Worker) run(ctx context.Context, from subjects.AgentID, data []byte) (a
 	id := ""
 	_, err = w.update(ctx, from, q.Ref, "run", func(r *schedule.Record) (*schedule.Record, error) {
 		id = r.ID("run " + q.RequestID)
-		next, ok := runNow(r, id, time.Now().UTC())
+		next, ok := runNow(r, id, w.now())
 		if !ok {
 			return nil, subjects.Errorf(subjects.CodeRateLimited, "%d of its times wait already", schedule.MaxWaiting).RetryAfter(time.Minute)
 		}

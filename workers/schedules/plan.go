@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"parley/bus/plant"
 	"parley/subjects/schedule"
 )
 
@@ -50,7 +51,7 @@ func tick(r *schedule.Record, c schedule.Clock, now time.Time) bool {
 	}
 	r.Reckoned = last
 	r.Next = due(c, last)
-	if d := &r.Definition; d.Missed == schedule.SkipThem && now.Sub(last) > d.Grace() {
+	if d := &r.Definition; d.Missed == schedule.SkipThem && now.Sub(last) > d.Grace() || plant.Bug("tick_lost") && last.Unix()/5%2 == 0 {
 		r.Missed += n
 		return true
 	}

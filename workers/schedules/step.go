@@ -9,6 +9,7 @@ import (
 
 	"parley/bus"
 	"parley/bus/crash"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -34,13 +35,13 @@ func (w *Worker) carryOn(ctx context.Context, k key, l *live) {
 		case wrote && err == nil:
 			continue
 		case errors.Is(err, bus.ErrConflict): // another worker, or the API: its record is on its way
-			look = time.Now().Add(againAfter)
+			look = w.now().Add(againAfter)
 		case err != nil && ctx.Err() == nil:
 			w.log.Warn("schedule is looked at again", slog.String("schedule", k), slog.Any("error", err))
-			look = time.Now().Add(againAfter)
+			look = w.now().Add(againAfter)
 		case len(rec.Waiting) > 0 && rec.Last != nil && rec.Last.Begun != nil:
 			// What waits is asked about the more seldom the longer it takes.
-			now := time.Now()
+			now := w.now()
 			look = now.Add(min(max(now.Sub(*rec.Last.Begun)/10, againAfter), pollMost))
 		}
 		w.mu.Lock()
@@ -67,7 +68,7 @@ func (w *Worker) step(ctx context.Context, k key, rec *schedule.Record, rev uint
 	if err != nil {
 		return false, err
 	}
-	now := time.Now().UTC()
+	now := w.now()
 	underWay := false
 	if advance(rec, c, now, false) != nil { // only then it matters
 		if underWay, err = w.underWay(ctx, rec); err != nil {
@@ -122,7 +123,7 @@ func (w *Worker) arm(ctx context.Context, k key, l *live, rec *schedule.Record) 
 		l.armed = armed
 		return
 	}
-	l.look = time.Now().Add(againAfter)
+	l.look = w.now().Add(againAfter)
 	if ctx.Err() == nil {
 		w.log.Warn("timer is not set", slog.String("schedule", k), slog.Any("error", err))
 	}
@@ -141,7 +142,7 @@ func (w *Worker) keepSession(ctx context.Context, k key, l *live, rec *schedule.
 	if err != nil || d.Task.SessionID == "" {
 		return
 	}
-	now := time.Now()
+	now := w.now()
 	w.mu.Lock()
 	due := !now.Before(l.renew)
 	w.mu.Unlock()
@@ -183,7 +184,7 @@ func (w *Worker) bury(ctx context.Context, k key, l *live) {
 	defer w.mu.Unlock()
 	switch {
 	case err != nil:
-		l.look = time.Now().Add(againAfter)
+		l.look = w.now().Add(againAfter)
 	case l.rec == nil && w.index[k] == l:
 		delete(w.index, k)
 	}
@@ -204,7 +205,7 @@ func (w *Worker) begin(ctx context.Context, rec *schedule.Record) (*schedule.Rec
 	crash.Point("after_begin_schedule")
 	switch code := subjects.CodeOf(err); {
 	case err == nil, code == subjects.CodeIdempotencyConflict: // it is there
-		last.Begun = new(time.Now().UTC())
+		last.Begun = new(w.now())
 		next.Begun++
 	case again(code):
 		return nil, err
@@ -216,7 +217,7 @@ func (w *Worker) begin(ctx context.Context, rec *schedule.Record) (*schedule.Rec
 	next.Last = &last
 	attrs := []any{
 		slog.String("schedule", string(rec.Definition.Name)), slog.String("agent_id", string(rec.From)), slog.String("id", last.ID),
-		slog.Time("time", last.Time), slog.Duration("late", time.Since(last.Time)),
+		slog.Time("time", last.Time), slog.Duration("late", w.now().Sub(last.Time)),
 	}
 	if last.Reason != nil {
 		w.log.Warn("schedule is refused", append(attrs, slog.Any("error", err))...)
@@ -234,6 +235,10 @@ func (w *Worker) order(ctx context.Context, rec *schedule.Record, id string) err
 		task, err := fleet.DecodeDispatch(d.Dispatch)
 		if err != nil {
 			return err
+		}
+		if plant.Sometimes("tick_twice", 5) {
+			task.Task.TaskID = subjects.TaskID(id + "x")
+			_, _ = call[fleet.Dispatched](ctx, w, rec.From, "task", "dispatch", task)
 		}
 		task.Task.TaskID = subjects.TaskID(id)
 		_, err = call[fleet.Dispatched](ctx, w, rec.From, "task", "dispatch", task)

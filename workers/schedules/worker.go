@@ -107,6 +107,9 @@ func New(cfg Config) (*Worker, error) {
 // Name names the worker in logs.
 func (w *Worker) Name() string { return "schedules" }
 
+// now is the time by the servers' clocks.
+func (w *Worker) now() time.Time { return w.cfg.Bus.Now() }
+
 // Ready returns nil once the worker knows every schedule and serves.
 func (w *Worker) Ready() error {
 	switch {
@@ -200,7 +203,7 @@ func (w *Worker) serve(ctx, life context.Context) error {
 		case <-w.kick:
 		case <-beat.C:
 			w.sayAlive(fleet.RouterHeartbeat{})
-			w.tick(time.Now())
+			w.tick(w.now())
 		}
 	}
 }
@@ -341,7 +344,7 @@ func (w *Worker) onBeat(m bus.Msg) {
 	}
 	id := subjects.InstanceID(vars[0])
 	w.mu.Lock()
-	changed := hb.Leaving && w.ring.Left(id) || !hb.Leaving && w.ring.Heard(id, time.Now())
+	changed := hb.Leaving && w.ring.Left(id) || !hb.Leaving && w.ring.Heard(id, w.now())
 	w.mu.Unlock()
 	if changed {
 		w.allDue()

@@ -88,7 +88,7 @@ func (w *Worker) find(ctx context.Context, id subjects.SessionID) (stored, error
 	w.mu.Lock()
 	s, ok := w.known[id]
 	w.mu.Unlock()
-	if ok && time.Now().Before(s.keptUntil()) {
+	if ok && w.now().Before(s.keptUntil()) {
 		return s, nil
 	}
 	return w.lookUp(ctx, id)
@@ -106,7 +106,7 @@ func (w *Worker) lookUp(ctx context.Context, id subjects.SessionID) (stored, err
 	if err != nil {
 		return stored{}, err
 	}
-	if !time.Now().Before(s.keptUntil()) {
+	if !w.now().Before(s.keptUntil()) {
 		return stored{}, noSession(id)
 	}
 	return s, nil
@@ -117,7 +117,7 @@ func (w *Worker) lookUp(ctx context.Context, id subjects.SessionID) (stored, err
 // with that.
 func (w *Worker) use(ctx context.Context, from subjects.AgentID, id subjects.SessionID, token string) (stored, error) {
 	if token != "" {
-		if err := w.keys.check(ctx, id, token, time.Now()); err != nil {
+		if err := w.keys.check(ctx, id, token, w.now()); err != nil {
 			return stored{}, w.refuse(ctx, id, from, err)
 		}
 		return w.find(ctx, id)
@@ -158,7 +158,7 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, r *handshake
 	if _, err := subjects.ParseAgentID(string(from)); err != nil {
 		return nil, err
 	}
-	now := time.Now().UTC().Truncate(time.Second)
+	now := w.now().Truncate(time.Second)
 	s := handshake.Session{
 		SessionID: newSessionID(now), Orchestrator: from, CreatedAt: now, ExpiresAt: now.Add(handshake.TokenLife),
 		TaskID: r.TaskID, TaskMetadata: r.TaskMetadata,
@@ -209,7 +209,7 @@ func (w *Worker) update(ctx context.Context, from subjects.AgentID, r *handshake
 			return nil, err
 		}
 		n := s.session
-		n.ExpiresAt = time.Now().UTC().Truncate(time.Second).Add(handshake.TokenLife)
+		n.ExpiresAt = w.now().Truncate(time.Second).Add(handshake.TokenLife)
 		n.TaskID = cmp.Or(r.TaskID, n.TaskID)
 		if r.TaskMetadata != nil {
 			n.TaskMetadata = *r.TaskMetadata
@@ -225,7 +225,7 @@ func (w *Worker) update(ctx context.Context, from subjects.AgentID, r *handshake
 		case err != nil:
 			return nil, storeError(err)
 		default:
-			w.learn(stored{session: n, revision: rev, at: time.Now()})
+			w.learn(stored{session: n, revision: rev, at: w.now()})
 			return w.opened(ctx, n)
 		}
 	}
@@ -270,7 +270,7 @@ func (w *Worker) remove(ctx context.Context, from subjects.AgentID, r *handshake
 }
 
 func (w *Worker) list(_ context.Context, from subjects.AgentID, r *handshake.List) (any, error) {
-	now := time.Now()
+	now := w.now()
 	reply := &handshake.ListReply{Sessions: []handshake.View{}}
 	w.mu.Lock()
 	for _, s := range w.known {
@@ -320,7 +320,7 @@ func (w *Worker) greet(ctx context.Context, from subjects.AgentID, r *handshake.
 	if err != nil {
 		return nil, err
 	}
-	if _, err := w.tell(ctx, target, exchange(&view)); err != nil {
+	if _, err := w.tell(ctx, target, exchange(&view, w.now())); err != nil {
 		return nil, err
 	}
 	w.note(ctx, r.SessionID, target, handshake.EventExchange, map[string]any{"version": view.Context.Version})
@@ -342,10 +342,10 @@ func (w *Worker) tell(ctx context.Context, target subjects.AgentID, m any) ([]by
 }
 
 // exchange is phase 3 of the handshake: what came before.
-func exchange(v *handshake.ContextView) *handshake.Exchange {
+func exchange(v *handshake.ContextView, now time.Time) *handshake.Exchange {
 	m := &handshake.Exchange{
 		Header:    handshake.Header{ProtocolVersion: handshake.Version, MessageType: handshake.TypeExchange},
-		SessionID: v.SessionID, Timestamp: time.Now().UTC(),
+		SessionID: v.SessionID, Timestamp: now,
 	}
 	m.Context.SharedData, m.Context.Constraints = v.Context.SharedData, v.Context.Constraints
 	for i := range v.Context.PreviousAgents {
@@ -388,7 +388,7 @@ func (w *Worker) offer(ctx context.Context, from subjects.AgentID, r *handshake.
 	if err != nil {
 		return nil, err
 	}
-	token, err := w.keys.token(ctx, r.SessionID, time.Now().Add(handshake.TokenLife))
+	token, err := w.keys.token(ctx, r.SessionID, w.now().Add(handshake.TokenLife))
 	if err != nil {
 		return nil, unavailable(err)
 	}

@@ -26,7 +26,7 @@ func (w *Worker) appendEntry(ctx context.Context, from subjects.AgentID, r *hand
 		return nil, err
 	}
 	rec := handshake.Record{
-		SessionID: r.SessionID, Time: time.Now().UTC(), Entry: r.Entry, SharedData: r.SharedData,
+		SessionID: r.SessionID, Time: w.now(), Entry: r.Entry, SharedData: r.SharedData,
 		Constraints: r.Constraints, Metadata: r.Metadata,
 	}
 	if r.Key != "" {

@@ -231,6 +231,9 @@ func (w *Worker) read(ctx context.Context, id subjects.SessionID, after uint64, 
 	if err != nil {
 		return nil, err
 	}
+	if version > 0 && plant.Sometimes("stale_read", 10) {
+		version--
+	}
 	reply := &handshake.ReadReply{SessionID: id, Version: version, Records: []handshake.Record{}}
 	if after >= version {
 		return reply, nil

@@ -116,7 +116,7 @@ func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
 		return err
 	}
 	_, err = w.add(ctx, handshake.Record{
-		SessionID: id, Time: time.Now().UTC(), Entry: outcomeEntry(ev), Key: "outcome:" + string(ev.TaskID),
+		SessionID: id, Time: w.now(), Entry: outcomeEntry(ev), Key: "outcome:" + string(ev.TaskID),
 	}, nil, true)
 	return err
 }

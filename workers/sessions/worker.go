@@ -117,6 +117,9 @@ func New(cfg Config) (*Worker, error) {
 // Name names the worker in logs.
 func (w *Worker) Name() string { return "sessions" }
 
+// now is the time by the servers' clocks.
+func (w *Worker) now() time.Time { return w.cfg.Bus.Now() }
+
 // Ready returns nil once the worker knows every session and serves.
 func (w *Worker) Ready() error {
 	switch {
@@ -292,7 +295,7 @@ func (w *Worker) cleanUp(ctx context.Context, gone <-chan subjects.SessionID) er
 		case id := <-gone:
 			w.drop(ctx, id)
 		case <-expire.C:
-			for _, id := range w.takeExpired(time.Now()) {
+			for _, id := range w.takeExpired(w.now()) {
 				w.drop(ctx, id)
 			}
 		case <-first.C:
@@ -370,8 +373,8 @@ func (w *Worker) isGone(id subjects.SessionID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s, known := w.known[id]
-	lives := known && time.Since(s.keptUntil()) < expireEvery
-	return !lives && ok && time.Since(created) > young
+	lives := known && w.now().Sub(s.keptUntil()) < expireEvery
+	return !lives && ok && w.now().Sub(created) > young
 }
 
 // forgetIdle drops contexts from memory that nobody has asked for lately.

@@ -167,7 +167,7 @@ func (w *Worker) noteLocked(e *entry) string {
 		return "it waits for " + string(l.orders[e.state.Order][0].id) + ", which goes first"
 	case l.failures >= w.cfg.OpenAfter:
 		return "the endpoint failed several times; one delivery is tried at " + l.probeAt.UTC().Format(time.RFC3339)
-	case l.hold.After(time.Now()):
+	case l.hold.After(w.now()):
 		return "the receiver asked for quiet until " + l.hold.UTC().Format(time.RFC3339)
 	}
 	return ""
@@ -192,7 +192,7 @@ func (w *Worker) apiReplay(ctx context.Context, from subjects.AgentID, data []by
 		entries = entries[:min(len(entries), replayMost)]
 	}
 	for _, e := range entries {
-		s, err := w.change(ctx, e, from, "replay", func(s *fleet.DeliveryState, there bool) error { return replay(s, there, from) })
+		s, err := w.change(ctx, e, from, "replay", func(s *fleet.DeliveryState, there bool) error { return replay(s, there, from, w.now()) })
 		switch {
 		case err == nil:
 			reply.Deliveries = append(reply.Deliveries, s)
@@ -221,14 +221,14 @@ func (w *Worker) dead(q fleet.WebhookReplay) (list []*entry) {
 }
 
 // replay makes s pending again, with all attempts and a day before it.
-func replay(s *fleet.DeliveryState, there bool, from subjects.AgentID) error {
+func replay(s *fleet.DeliveryState, there bool, from subjects.AgentID, now time.Time) error {
 	switch {
 	case s.State == fleet.DeliveryDelivered || s.State == fleet.DeliveryDropped || !there:
 		return subjects.Errorf(subjects.CodeNotFound, "delivery %s is %s: there is nothing left to send", s.DeliveryID, s.State).At("/delivery_id").
 			WithRemedy("replay what is dead: parley webhook ls --state dead")
 	case s.State == fleet.DeliveryDead:
 		s.Replays++
-		s.NotAfter = time.Now().UTC().Add(fleet.DefaultNotAfter)
+		s.NotAfter = now.Add(fleet.DefaultNotAfter)
 	}
 	s.State, s.Attempts, s.NextAt, s.HoldUntil, s.By = fleet.DeliveryPending, 0, nil, nil, from
 	return nil
@@ -267,7 +267,7 @@ func (w *Worker) change(ctx context.Context, e *entry, from subjects.AgentID, ve
 	for range changeTries {
 		w.mu.Lock()
 		s, seq, there := e.state, e.stateSeq, e.seq > 0
-		sending := e.busy || e.leased.After(time.Now())
+		sending := e.busy || e.leased.After(w.now())
 		w.mu.Unlock()
 		if sending {
 			break
@@ -275,7 +275,7 @@ func (w *Worker) change(ctx context.Context, e *entry, from subjects.AgentID, ve
 		if err := f(&s, there); err != nil {
 			return s, err
 		}
-		s.Sending, s.Updated = nil, time.Now().UTC()
+		s.Sending, s.Updated = nil, w.now()
 		_, err := w.write(ctx, &s, seq, told(&s, from, verb))
 		if err == nil {
 			w.poke()
@@ -304,7 +304,7 @@ func (w *Worker) refresh(ctx context.Context, id subjects.DeliveryID) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.index.recorded(s, m.Seq, time.Now())
+	w.index.recorded(s, m.Seq, w.now())
 	return nil
 }
 
@@ -317,7 +317,7 @@ func (w *Worker) apiStatus(_ context.Context, _ subjects.AgentID, data []byte) (
 		Worker: w.id, Since: f.Since, Attempts: f.Attempts, Succeeded: f.Succeeded, Failed: f.Failed, Rate: f.Rate(),
 		Endpoints: []fleet.WebhookEndpoint{},
 	}
-	now := time.Now()
+	now := w.now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	dead := make(map[string]int)

@@ -79,7 +79,7 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 		return context.Cause(ctx) // stopping is no failure: the claim runs out
 	}
 	crash.Point("after_webhook_send")
-	ep.schedule(d.Schedule).next(&state, o, time.Now().UTC(), Jitter)
+	ep.schedule(d.Schedule).next(&state, o, w.now(), Jitter)
 	w.tell(&state, o)
 	if _, err = w.write(ctx, &state, seq, ended(&state)); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (w *Worker) expire(ctx context.Context, e *entry) error {
 // kill ends a delivery without an attempt.
 func (w *Worker) kill(ctx context.Context, state fleet.DeliveryState, seq uint64, code subjects.Code, says string) error {
 	state.State, state.Sending, state.NextAt, state.HoldUntil = fleet.DeliveryDead, nil, nil, nil
-	state.Updated, state.Error = time.Now().UTC(), &fleet.Reason{Code: code, Message: says}
+	state.Updated, state.Error = w.now(), &fleet.Reason{Code: code, Message: says}
 	_, err := w.write(ctx, &state, seq, ended(&state))
 	return err
 }
@@ -139,7 +139,7 @@ func (w *Worker) kill(ctx context.Context, state fleet.DeliveryState, seq uint64
 func (w *Worker) snapshot(e *entry) (fleet.DeliveryState, uint64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !e.pending() || e.leased.After(time.Now()) {
+	if !e.pending() || e.leased.After(w.now()) {
 		return e.state, e.stateSeq, fmt.Errorf("delivery %s: %w: another worker has it", e.id, bus.ErrConflict)
 	}
 	return e.state, e.stateSeq, nil
@@ -176,7 +176,7 @@ func (w *Worker) write(ctx context.Context, state *fleet.DeliveryState, seq uint
 		return 0, err
 	}
 	w.mu.Lock()
-	w.index.recorded(&s, stored, time.Now())
+	w.index.recorded(&s, stored, w.now())
 	w.mu.Unlock()
 	return stored, nil
 }

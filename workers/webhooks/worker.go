@@ -167,6 +167,9 @@ func New(cfg Config) (*Worker, error) {
 // Name names the worker in logs.
 func (w *Worker) Name() string { return "webhooks" }
 
+// now is the time by the servers' clocks.
+func (w *Worker) now() time.Time { return w.cfg.Bus.Now() }
+
 // Ready returns nil once the worker knows every delivery and sends.
 func (w *Worker) Ready() error {
 	switch {
@@ -189,7 +192,7 @@ func (w *Worker) lookup(name string) *endpoint {
 // Run catches up, sends until ctx ends, lets what is in hand finish and
 // returns once everything it started has ended.
 func (w *Worker) Run(ctx context.Context) error {
-	w.figures.start(time.Now())
+	w.figures.start(w.now())
 	w.mu.Lock()
 	w.index = newIndex(func(name string) bool { return w.lookup(name) != nil }, limits{
 		perEndpoint: w.cfg.PerEndpoint, openAfter: w.cfg.OpenAfter, probeEvery: w.cfg.ProbeEvery,
@@ -267,7 +270,7 @@ func (w *Worker) pump(run, work context.Context) {
 	defer sweep.Stop()
 	w.sweep(run)
 	for {
-		now := time.Now()
+		now := w.now()
 		w.mu.Lock()
 		send, over, wake := w.index.next(now, w.cfg.Concurrency-w.inHand)
 		w.inHand += len(send) + len(over)
@@ -280,7 +283,7 @@ func (w *Worker) pump(run, work context.Context) {
 		}
 		timer.Stop()
 		if !wake.IsZero() {
-			timer.Reset(max(time.Until(wake), time.Millisecond))
+			timer.Reset(max(wake.Sub(w.now()), time.Millisecond))
 		}
 		select {
 		case <-run.Done():
@@ -297,7 +300,7 @@ func (w *Worker) pump(run, work context.Context) {
 // go of it.
 func (w *Worker) hand(ctx context.Context, e *entry, do func(context.Context, *entry) error) {
 	err := do(ctx, e)
-	now := time.Now()
+	now := w.now()
 	pause := time.Time{}
 	switch {
 	case err == nil:
@@ -356,7 +359,7 @@ func (w *Worker) apply(ctx context.Context, m bus.Msg) {
 		return
 	}
 	w.mu.Lock()
-	w.index.recorded(s, m.Seq, time.Now())
+	w.index.recorded(s, m.Seq, w.now())
 	w.mu.Unlock()
 	w.poke()
 }
@@ -390,7 +393,7 @@ func (w *Worker) sweep(ctx context.Context) {
 	w.mu.Lock()
 	left := w.index.leftovers
 	w.index.leftovers = nil
-	old := w.index.stale(time.Now(), keep{KeepDelivered, KeepDead, keepMost}, sweepAtOnce)
+	old := w.index.stale(w.now(), keep{KeepDelivered, KeepDead, keepMost}, sweepAtOnce)
 	w.mu.Unlock()
 	for _, e := range left {
 		if err := w.purge(ctx, e); err != nil {

@@ -1,0 +1,103 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"parley/test/rig"
+)
+
+// apart is how far what two routers take for the time may differ: where a clock
+// was wrong they have corrected what is more than a second.
+func (f *findings) apart() time.Duration {
+	for _, o := range f.faults {
+		if o.Op == skewWorker {
+			return 1500 * time.Millisecond
+		}
+	}
+	return 50 * time.Millisecond
+}
+
+// checkTerms checks what else bounds attempts: a retry waits as long as its
+// record says, levels never go back, a budget that is spent buys nothing, and
+// what is spent is counted once.
+func (f *findings) checkTerms() {
+	apart := f.apart()
+	for id, list := range f.records {
+		var spent int64
+		var wait *time.Time
+		for i := range list {
+			r := &list[i]
+			if r.Kind == "working" {
+				if b := r.Facts.TokenBudget; b > 0 && spent >= b && len(r.Facts.Human) == 0 {
+					f.fault("7 budget", id, "attempt %d was begun with %d of %d tokens spent", r.Attempt, spent, b)
+				}
+				if wait != nil && r.Time.Before(wait.Add(-apart)) {
+					f.fault("5 backoff", id, "attempt %d was begun %s before the time that its retry was put off to", r.Attempt, wait.Sub(r.Time))
+				}
+			}
+			if r.Facts.TokensSpent < spent {
+				f.fault("7 budget", id, "seq %d says that %d tokens are spent, earlier it was %d", r.Seq, r.Facts.TokensSpent, spent)
+			}
+			spent, wait = r.Facts.TokensSpent, r.Facts.NotBefore
+		}
+		last := f.records.Last(id)
+		if spent > 0 {
+			f.counts["budgets"]++
+		}
+		if most := int64(rig.Tokens * last.Attempt); spent > most {
+			f.fault("7 budget", id, "%d tokens are counted, and %d attempts spend %d at most", spent, last.Attempt, most)
+		}
+		f.checkLevels(id, last.Facts.Attempts)
+	}
+}
+
+// checkLevels checks that the answers to failed attempts climb: the same agent
+// again, then others, then a human, and what he says.
+func (f *findings) checkLevels(id string, attempts []rig.PastAttempt) {
+	above := 0
+	for _, a := range attempts {
+		if a.Level > 0 && a.Level < above && above < 3 {
+			f.fault("5 levels", id, "attempt %d was answered on level %d, after level %d", a.Attempt, a.Level, above)
+		}
+		above = max(above, a.Level)
+	}
+}
+
+// Bounds of what a worker holds when everything has come to rest.
+const (
+	filesMost  = 150
+	memoryMost = 600 << 20
+)
+
+// resources says which workers hold more than they should.
+func (f *fleet) resources() (wrong []string) {
+	for _, p := range f.workers {
+		p.mu.Lock()
+		runs := p.runsLocked()
+		pid := 0
+		if runs {
+			pid = p.cmd.Process.Pid
+		}
+		p.mu.Unlock()
+		if !runs {
+			continue
+		}
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if err != nil {
+			continue // it has just ended
+		}
+		var size, resident int64
+		if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)); err == nil {
+			_, _ = fmt.Sscan(string(data), &size, &resident)
+		}
+		resident *= int64(os.Getpagesize())
+		if len(files) > filesMost || resident > memoryMost {
+			wrong = append(wrong, fmt.Sprintf("25 resources: %s has %d files open and %d MiB of memory", p.name, len(files), resident>>20))
+		}
+	}
+	return wrong
+}

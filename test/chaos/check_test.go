@@ -1,0 +1,137 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"parley/test/rig"
+)
+
+var morning = time.Date(2026, 5, 31, 9, 0, 0, 0, time.UTC)
+
+// good is what a short run without faults leaves behind.
+func good(t *testing.T) *findings {
+	t.Helper()
+	at := func(s int) int64 { return morning.Add(time.Duration(s) * time.Second).UnixNano() }
+	body := func(v any) []byte {
+		data, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	f := &findings{records: rig.History{}, dumps: map[string][]message{}, counts: map[string]int{}}
+	record := func(task string, seq int, kind, state string, attempt int) rig.Record {
+		r := rig.Record{
+			StreamSeq: uint64(seq), Stored: morning.Add(time.Duration(seq) * time.Second), Time: morning.Add(time.Duration(seq) * time.Second),
+			Subject: task, TaskID: task, Seq: seq, Kind: kind, State: state, Attempt: attempt, WriteID: task + kind,
+		}
+		r.Facts.From, r.Facts.TokenBudget = "boss", 8
+		return r
+	}
+	f.records["t"] = []rig.Record{record("t", 1, "queued", "queued", 0), record("t", 2, "working", "working", 1), record("t", 3, "retry", "queued", 1), record("t", 4, "working", "working", 2)}
+	for i := range f.records["t"][2:] {
+		f.records["t"][2+i].Facts.TokensSpent = rig.Tokens
+		f.records["t"][2+i].Facts.Attempts = []rig.PastAttempt{{Attempt: 1, Level: 1}, {Attempt: 2, Level: 2}}
+	}
+	not := morning.Add(3 * time.Second)
+	f.records["t"][2].Facts.NotBefore = &not
+	f.ops = []*op{
+		{line: line{Client: "pen", Op: "letter", ID: "m", To: "a"}, end: line{What: wasOK, ID: "m"}, from: at(1), to: at(2)},
+		{line: line{Client: "planner", Op: "run", ID: "r"}, end: line{What: wasOK, ID: "r"}, from: at(1), to: at(2)},
+		{line: line{Client: "planner", Op: "document", ID: "r"}, end: line{What: wasOK, ID: "r", Body: []byte("x")}, from: at(4), to: at(5)},
+		{line: line{Client: "planner", Op: "document", ID: "r"}, end: line{What: wasOK, ID: "r", Body: []byte("x")}, from: at(5), to: at(6)},
+		{line: line{Client: "clock0", Op: "schedule", ID: "s", Body: body(clockwork{Every: 10})}, end: line{What: wasOK, ID: "s"}, from: at(0), to: at(1)},
+		{line: line{Client: "boss", Op: "dispatch", ID: "t"}, end: line{What: wasOK, ID: "t"}, from: at(1), to: at(2)},
+	}
+	f.dumps["FLEET_MESH_STATE"] = []message{{Subject: "fleet.meshstate.pen.m", Data: []byte(`{"state":"processed"}`)}}
+	f.dumps["FLEET_RUNS"] = []message{{Subject: "fleet.run.r", Data: []byte(`{"state":"done"}`)}}
+	clock := clockRecord{From: "clock0", Generation: 1, Created: morning, State: "paused", Reckoned: morning.Add(20 * time.Second), Begun: 2}
+	f.dumps["KV_FLEET_SCHEDULES"] = []message{{Subject: "$KV.FLEET_SCHEDULES.clock0.s", Data: body(clock)}}
+	for i := range 2 {
+		id := clock.id("s", morning.Add(time.Duration(10*(i+1))*time.Second))
+		r := record(id, 1, "queued", "queued", 0)
+		r.Facts.From, r.Stored = "clock0", morning.Add(time.Duration(10*(i+1))*time.Second)
+		f.records[id] = []rig.Record{r}
+	}
+	f.notes = [][]rig.Entry{{{What: rig.WasLetter, Task: "m", From: "pen", Attempt: 1, Agent: "a", Instance: "1"}}}
+	f.sums = map[string]map[string]string{"FLEET_TASKS": {"n1": "x", "n2": "x", "n3": "x"}}
+	return f
+}
+
+// judge is what of the checks the evidence here is good for.
+func judge(f *findings) string {
+	f.checkTerms()
+	f.checkMesh()
+	f.checkRuns()
+	f.checkClocks()
+	f.checkReplicas()
+	f.judge("L tasks", taskModel, taskHistories(f.ops, f.records))
+	var s strings.Builder
+	for _, v := range f.found {
+		s.WriteString(v.String() + "\n")
+	}
+	return s.String()
+}
+
+// TestCheckerFinds plants into the evidence what no bug in the program makes
+// easily.
+func TestCheckerFinds(t *testing.T) {
+	t.Parallel()
+	if found := judge(good(t)); found != "" {
+		t.Fatalf("in good evidence:\n%s", found)
+	}
+	clockID := func(f *findings) string {
+		for id := range maps.Keys(f.records) {
+			if strings.HasPrefix(id, "sch-") && f.records[id][0].Stored.Equal(morning.Add(10*time.Second)) {
+				return id
+			}
+		}
+		return ""
+	}
+	for _, tt := range []struct {
+		name, want string
+		plant      func(f *findings)
+	}{
+		{"a message to two", "was dealt with by", func(f *findings) {
+			f.notes = append(f.notes, []rig.Entry{{What: rig.WasLetter, Task: "m", From: "pen", Attempt: 1, Agent: "a", Instance: "2"}})
+		}},
+		{"a message that nobody had", "nobody had it", func(f *findings) { f.notes = nil }},
+		{"two documents", "it has two documents", func(f *findings) { f.ops[3].end.Body = []byte("y") }},
+		{"a run that goes on", `is "running"`, func(f *findings) { f.dumps["FLEET_RUNS"][0].Data = []byte(`{"state":"running"}`) }},
+		{"replicas differ", "R replicas", func(f *findings) { f.sums["FLEET_TASKS"]["n2"] = "y" }},
+		{"a level back", "5 levels", func(f *findings) {
+			f.records["t"][3].Facts.Attempts = []rig.PastAttempt{{Attempt: 1, Level: 2}, {Attempt: 2, Level: 1}}
+		}},
+		{"a budget overdrawn", "of 7 tokens spent", func(f *findings) {
+			for i := range f.records["t"] {
+				f.records["t"][i].Facts.TokenBudget = rig.Tokens
+			}
+		}},
+		{"counted twice", "tokens are counted", func(f *findings) { f.records["t"][3].Facts.TokensSpent = 3 * rig.Tokens }},
+		{"no patience", "5 backoff", func(f *findings) { *f.records["t"][2].Facts.NotBefore = morning.Add(9 * time.Second) }},
+		{"a time missed", "was missed, and nothing explains", func(f *findings) { delete(f.records, clockID(f)) }},
+		{"begun too early", "was begun", func(f *findings) { f.records[clockID(f)][0].Stored = morning }},
+		{"a time of nobody", "no time of a schedule is this task", func(f *findings) {
+			r := f.records[clockID(f)][0]
+			f.records["sch-x"] = []rig.Record{r}
+		}},
+		{"told before it was", "L tasks", func(f *findings) {
+			f.ops = append(f.ops, &op{line: line{Client: "boss", Op: "wait", ID: "t"}, end: line{What: wasOK, ID: "t", State: "done"}, from: 1, to: 2})
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			f := good(t)
+			tt.plant(f)
+			if found := judge(f); !strings.Contains(found, tt.want) {
+				t.Errorf("no %q in:\n%s", tt.want, found)
+			}
+		})
+	}
+}
