@@ -57,7 +57,7 @@ func (w *Worker) service() bus.Service {
 	return s
 }
 
-func (w *Worker) apiList(_ context.Context, _ subjects.AgentID, data []byte) (any, error) {
+func (w *Worker) apiList(ctx context.Context, _ subjects.AgentID, data []byte) (any, error) {
 	req, err := fleet.DecodeRequest[fleet.EscalationList](data)
 	if err != nil {
 		return nil, err
@@ -76,6 +76,9 @@ func (w *Worker) apiList(_ context.Context, _ subjects.AgentID, data []byte) (an
 			}
 		}
 	})
+	for i := range reply.Alerts {
+		w.brief(ctx, &reply.Alerts[i])
+	}
 	slices.SortFunc(reply.Alerts, func(a, b fleet.Alert) int {
 		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.AlertID, b.AlertID))
 	})
@@ -104,6 +107,7 @@ func (w *Worker) shown(ctx context.Context, id string, most int) (*fleet.Alert, 
 		}
 	})
 	if a.Number > 0 {
+		w.brief(ctx, &a)
 		return &a, nil
 	}
 	e, err := w.kv.Get(ctx, "old."+id)

@@ -55,7 +55,11 @@ func (l *changeLog) write(line []byte, mark string) error {
 		return err
 	}
 	defer unlock(l.file)
-	end, err := l.end()
+	look := int64(1) // whether the last line has its end
+	if mark != "" {
+		look = lookBack
+	}
+	end, err := l.end(look)
 	if err != nil {
 		return err
 	}
@@ -89,8 +93,8 @@ func (l *changeLog) open() error {
 	return nil
 }
 
-// end is the end of the file.
-func (l *changeLog) end() ([]byte, error) {
+// end is the end of the file, at most so many bytes of it.
+func (l *changeLog) end(most int64) ([]byte, error) {
 	info, err := l.file.Stat()
 	if err != nil {
 		return nil, err
@@ -98,7 +102,7 @@ func (l *changeLog) end() ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, nil
 	}
-	buf := make([]byte, min(info.Size(), lookBack))
+	buf := make([]byte, min(info.Size(), most))
 	n, err := l.file.ReadAt(buf, info.Size()-int64(len(buf)))
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
