@@ -39,12 +39,11 @@ const stormCauses = 10
 // agents of a fleet do takes seconds to minutes.
 const workTakes = 250 * time.Millisecond
 
-// working is the agent that takes workTakes, and worksKind what its tasks begin
-// with.
-const (
-	working   subjects.AgentID = "works"
-	worksKind                  = "t1="
-)
+// working is the agent that takes workTakes.
+const working subjects.AgentID = "works"
+
+// worksKind is what its tasks begin with.
+const worksKind = "t1="
 
 // tempest is what fails, and the humans that nobody can reach.
 type tempest struct {
