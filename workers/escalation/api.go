@@ -239,9 +239,10 @@ func (w *Worker) refuse(ctx context.Context, alert, by, why string) {
 
 // Figures count what waits for humans; any goroutine may call it.
 func (w *Worker) Figures() fleet.AlertFigures {
+	f := fleet.AlertFigures{LogFailures: w.lines.failed.Load()}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	f := fleet.AlertFigures{Waiting: len(w.view.byTask)}
+	f.Waiting = len(w.view.byTask)
 	for _, g := range w.view.groups {
 		if len(g.tasks) > 0 {
 			f.Alerts++

@@ -8,18 +8,19 @@ import (
 	"io/fs"
 	"os"
 	"sync"
+	"sync/atomic"
 )
 
 // changeLog appends lines to a file that others may rotate, and that may be
 // away, full or read-only. Its zero value, without a path, keeps nothing.
 type changeLog struct {
-	path string
+	path   string
+	failed atomic.Uint64
 
-	mu     sync.Mutex // guards all below
-	file   *os.File
-	lines  uint64
-	failed uint64
-	err    error // of the last try
+	mu    sync.Mutex // guards all below
+	file  *os.File
+	lines uint64
+	err   error // of the last try
 }
 
 // lookBack is how much of the end of the file is searched for a line that may
@@ -36,7 +37,7 @@ func (l *changeLog) append(line []byte, mark string) error {
 	defer l.mu.Unlock()
 	err := l.write(line, mark)
 	if l.err = err; err != nil {
-		l.failed++
+		l.failed.Add(1)
 		l.shut()
 		return fmt.Errorf("append to %s: %w", l.path, err)
 	}
@@ -131,10 +132,10 @@ func (l *changeLog) status() (lines, failed uint64, err error) {
 		return 0, 0, nil
 	}
 	if err := l.open(); err != nil {
-		return l.lines, l.failed, err
+		return l.lines, l.failed.Load(), err
 	}
 	if _, err := os.Stat(l.path); errors.Is(err, fs.ErrNotExist) {
-		return l.lines, l.failed, err
+		return l.lines, l.failed.Load(), err
 	}
-	return l.lines, l.failed, l.err
+	return l.lines, l.failed.Load(), l.err
 }
