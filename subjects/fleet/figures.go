@@ -66,6 +66,8 @@ const (
 type AlertFigures struct {
 	Waiting int `json:"waiting_tasks"`
 	Alerts  int `json:"alerts"`
+	// LogFailures counts the lines of CHANGE.log that this worker could not write.
+	LogFailures uint64 `json:"log_failures,omitzero"`
 }
 
 // WebhookFigures are what a webhooks worker tells of itself there: the HTTP

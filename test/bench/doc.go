@@ -42,7 +42,9 @@
 //
 // The part storm compares the latency of tasks while nothing else goes on with
 // that while 10 000 others fail at once and while those wait for a human whose
-// webhook hangs. All of it shares one process, and so the cores.
+// webhook hangs: dispatch to offer at an agent that echoes, and dispatch to
+// outcome of tasks that take 250 ms. The agents that fail are a process of their
+// own on the same cores; all the rest shares one, as in parley up.
 //
 // Memory is that of the real binary, parley serve, against a server process of
 // its own; its live heap is read from the trace of the garbage collector.

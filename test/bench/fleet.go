@@ -39,7 +39,8 @@ type parley struct {
 	wrong  atomic.Int64         // outcomes that are not done
 
 	parked  atomic.Int64 // tasks that wait for ever
-	tempest *tempest     // nil where nothing fails
+	tempest *tempest     // nil where nobody waits for humans
+	turns   atomic.Int64
 	started atomic.Int64 // runs
 
 	cancel context.CancelFunc
@@ -89,6 +90,11 @@ func (p *parley) prepare(ctx context.Context, srv *servers, s spec) error {
 			return err
 		}
 	}
+	if s.Storm != "" {
+		if err := p.startWorking(run, srv, s.InFlight); err != nil {
+			return err
+		}
+	}
 	if s.Run != "" {
 		if err := p.manage(run, srv); err != nil {
 			return err
@@ -100,12 +106,12 @@ func (p *parley) prepare(ctx context.Context, srv *servers, s spec) error {
 		}
 	}
 	if s.Storm != "" && s.Storm != stormNone {
-		if err := p.brew(ctx, run, srv, s.Failing); err != nil {
+		if err := p.brew(ctx, srv, s); err != nil {
 			return err
 		}
 	}
 	if s.Storm == stormWaits {
-		close(p.tempest.fails)
+		p.tempest.strike()
 		if err := p.settled(ctx, s.Failing); err != nil {
 			return err
 		}
@@ -191,6 +197,7 @@ func (p *parley) onOutcome(m bus.Msg) {
 		p.wrong.Add(1)
 		p.broken(fmt.Errorf("an outcome is %s: %s", kind, m.Data))
 	}
+	p.worked(m.Data)
 	p.end()
 }
 
@@ -217,7 +224,14 @@ func (p *parley) send(ctx context.Context, data []byte) (subjects.TaskID, error)
 }
 
 func (p *parley) one(ctx context.Context) error {
-	id, err := p.send(ctx, request(p.task(), ""))
+	data := request(p.task(), "")
+	if p.tempest != nil { // every other task is one that takes a while
+		data = request(p.task(), "echo-0")
+		if p.turns.Add(1)%2 == 0 {
+			data = request(p.taskOf(worksKind), working)
+		}
+	}
+	id, err := p.send(ctx, data)
 	if err != nil {
 		return err
 	}
@@ -325,7 +339,7 @@ func (p *parley) close() {
 	}
 	p.wg.Wait()
 	if p.tempest != nil {
-		p.tempest.dead.Close()
+		p.tempest.close()
 	}
 	for _, b := range p.buses {
 		b.Close()

@@ -46,37 +46,54 @@ type meter struct {
 	ended atomic.Int64
 	woken chan struct{} // capacity 1
 
-	mu   sync.Mutex
-	late []time.Duration // guarded by mu; nil unless latency is measured
-	fail error           // guarded by mu
+	mu    sync.Mutex
+	late  []time.Duration // guarded by mu; nil unless latency is measured
+	whole []time.Duration // guarded by mu; of tasks that take a while
+	fail  error           // guarded by mu
 }
 
 func newMeter() *meter { return &meter{begin: time.Now(), woken: make(chan struct{}, 1)} }
 
 // task is the content of a task, which says when it was made.
-func (m *meter) task() []byte {
+func (m *meter) task() []byte { return m.taskOf("t0=") }
+
+func (m *meter) taskOf(kind string) []byte {
 	b := make([]byte, 0, taskBytes)
-	b = fmt.Appendf(b, "t0=%019d ", int64(time.Since(m.begin)))
+	b = fmt.Appendf(b, "%s%019d ", kind, int64(time.Since(m.begin)))
 	return append(b, filler[:taskBytes-len(b)]...)
+}
+
+// since is how long ago the task of that kind was made of which data has the
+// content.
+func (m *meter) since(kind string, data []byte) (d time.Duration, ok bool) {
+	now := time.Since(m.begin)
+	i := bytes.Index(data, []byte(kind))
+	if i < 0 || len(data) < i+22 {
+		return 0, false
+	}
+	t0, err := strconv.ParseInt(string(data[i+3:i+22]), 10, 64)
+	return now - time.Duration(t0), err == nil
 }
 
 var filler = bytes.Repeat([]byte("x"), taskBytes)
 
 // offered notes the arrival of an offer that holds a task's content.
 func (m *meter) offered(data []byte) {
-	now := time.Since(m.begin)
-	i := bytes.Index(data, []byte("t0="))
-	if i < 0 || len(data) < i+22 {
-		return
-	}
-	t0, err := strconv.ParseInt(string(data[i+3:i+22]), 10, 64)
-	if err != nil {
-		return
-	}
+	d, ok := m.since("t0=", data)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.late != nil {
-		m.late = append(m.late, now-time.Duration(t0))
+	if ok && m.late != nil {
+		m.late = append(m.late, d)
+	}
+}
+
+// worked notes the outcome of a task that took a while.
+func (m *meter) worked(data []byte) {
+	d, ok := m.since(worksKind, data)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if ok && m.late != nil {
+		m.whole = append(m.whole, d)
 	}
 }
 
@@ -172,7 +189,7 @@ func measure(ctx context.Context, s spec) (result, error) {
 	if s.Rate > 0 {
 		job = func() error {
 			if f, ok := p.(*parley); ok && s.Storm == stormBreaks {
-				close(f.tempest.fails)
+				f.tempest.strike()
 			}
 			return paced(ctx, s, m, p)
 		}
@@ -266,8 +283,8 @@ func paced(ctx context.Context, s spec, m *meter, p pipeline) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.late) < s.Tasks {
-		return fmt.Errorf("%d offers were seen for %d tasks", len(m.late), s.Tasks)
+	if seen := len(m.late) + len(m.whole); seen < s.Tasks {
+		return fmt.Errorf("%d offers and outcomes were seen for %d tasks", seen, s.Tasks)
 	}
 	return nil
 }
@@ -279,9 +296,13 @@ func (m *meter) quantiles(r *result) {
 	if len(m.late) == 0 {
 		return
 	}
+	at := func(all []time.Duration, q float64) float64 { return all[int(q*float64(len(all)-1))].Seconds() * 1e3 }
 	slices.Sort(m.late)
-	at := func(q float64) float64 { return m.late[int(q*float64(len(m.late)-1))].Seconds() * 1e3 }
-	r.P50, r.P99, r.Max = at(.5), at(.99), at(1)
+	r.P50, r.P99, r.Max = at(m.late, .5), at(m.late, .99), at(m.late, 1)
+	if len(m.whole) > 0 {
+		slices.Sort(m.whole)
+		r.Whole50, r.Whole99 = at(m.whole, .5), at(m.whole, .99)
+	}
 }
 
 // profile starts the profiles that s asks for; the function writes them.

@@ -29,6 +29,7 @@ const (
 	roleLean   = "lean"
 	roleFleet  = "fleet"
 	roleServer = "server"
+	roleFail   = "failing" // agents whose tasks all fail at once
 	roleA2A    = "a2a"     // a fleet behind its gateway
 	roleSDK    = "a2a-sdk" // the official SDK's own server
 )
@@ -72,6 +73,8 @@ type result struct {
 	P50     float64 `json:"p50"`    // ms, of latency
 	P99     float64 `json:"p99"`
 	Max     float64 `json:"max"`
+	Whole50 float64 `json:"whole_p50"` // ms, dispatch → outcome of tasks that take workTakes
+	Whole99 float64 `json:"whole_p99"`
 	Prefill float64 `json:"prefill"` // waiting tasks dispatched per second
 	RSS     int64   `json:"rss"`     // at the end, bytes
 	MsgsIn  float64 `json:"msgs_in"` // that the servers took from clients and each other, per task
@@ -155,6 +158,8 @@ func beChild(ctx context.Context, arg string, in io.Reader, out io.Writer) error
 		return beA2A(ctx, s, out)
 	case roleServer:
 		return beServer(s, in, out)
+	case roleFail:
+		return beFailing(ctx, s, in, out)
 	}
 	return errors.New("unknown role " + s.Role)
 }

@@ -200,9 +200,12 @@ func orEmpty(s []string) []string {
 	return s
 }
 
-// beatsApart is the least time between heartbeats, and 1 ms more for each task
-// that they name: however much changes, they cost little.
-const beatsApart = 50 * time.Millisecond
+// beatsApart is the least time between heartbeats, and beatsApartFor more for
+// each task that they name: however much changes, they cost little.
+const (
+	beatsApart    = 50 * time.Millisecond
+	beatsApartFor = 4 * time.Millisecond
+)
 
 // beatAll sends heartbeats until life ends: on the interval, and as soon as
 // something has changed that routers are to know.
@@ -211,7 +214,7 @@ func (w *Worker) beatAll(life context.Context) {
 	defer t.Stop()
 	for {
 		sent := time.Now()
-		apart := min(beatsApart+time.Duration(w.heartbeat())*time.Millisecond, w.cfg.Heartbeat)
+		apart := min(beatsApart+time.Duration(w.heartbeat())*beatsApartFor, w.cfg.Heartbeat)
 		select {
 		case <-life.Done():
 			return

@@ -98,6 +98,9 @@ func (w *Worker) settle(ctx context.Context, id string) {
 		if d.action == nil {
 			return
 		}
+		if _, calls := d.action.(policy.Call); calls {
+			w.brief(ctx, &d.shown)
+		}
 		err := w.do(ctx, d)
 		switch {
 		case err == nil:

@@ -55,7 +55,7 @@ func (w *Worker) service() bus.Service {
 	return s
 }
 
-func (w *Worker) apiList(_ context.Context, _ subjects.AgentID, data []byte) (any, error) {
+func (w *Worker) apiList(ctx context.Context, _ subjects.AgentID, data []byte) (any, error) {
 	req, err := fleet.DecodeRequest[fleet.EscalationList](data)
 	if err != nil {
 		return nil, err
@@ -74,6 +74,9 @@ func (w *Worker) apiList(_ context.Context, _ subjects.AgentID, data []byte) (an
 			}
 		}
 	})
+	for i := range reply.Alerts {
+		w.brief(ctx, &reply.Alerts[i])
+	}
 	slices.SortFunc(reply.Alerts, func(a, b fleet.Alert) int {
 		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.AlertID, b.AlertID))
 	})
@@ -102,6 +105,7 @@ func (w *Worker) shown(ctx context.Context, id string, most int) (*fleet.Alert, 
 		}
 	})
 	if a.Number > 0 {
+		w.brief(ctx, &a)
 		return &a, nil
 	}
 	e, err := w.kv.Get(ctx, "old."+id)
@@ -191,9 +195,10 @@ func (w *Worker) refuse(ctx context.Context, alert, by, why string) {
 
 // Figures count what waits for humans; any goroutine may call it.
 func (w *Worker) Figures() fleet.AlertFigures {
+	f := fleet.AlertFigures{LogFailures: w.lines.failed.Load()}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	f := fleet.AlertFigures{Waiting: len(w.view.byTask)}
+	f.Waiting = len(w.view.byTask)
 	for _, g := range w.view.groups {
 		if len(g.tasks) > 0 {
 			f.Alerts++

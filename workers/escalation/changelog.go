@@ -8,18 +8,19 @@ import (
 	"io/fs"
 	"os"
 	"sync"
+	"sync/atomic"
 )
 
 // changeLog appends lines to a file that others may rotate, and that may be
 // away, full or read-only. Its zero value, without a path, keeps nothing.
 type changeLog struct {
-	path string
+	path   string
+	failed atomic.Uint64
 
-	mu     sync.Mutex // guards all below
-	file   *os.File
-	lines  uint64
-	failed uint64
-	err    error // of the last try
+	mu    sync.Mutex // guards all below
+	file  *os.File
+	lines uint64
+	err   error // of the last try
 }
 
 // lookBack is how much of the end of the file is searched for a line that may
@@ -36,7 +37,7 @@ func (l *changeLog) append(line []byte, mark string) error {
 	defer l.mu.Unlock()
 	err := l.write(line, mark)
 	if l.err = err; err != nil {
-		l.failed++
+		l.failed.Add(1)
 		l.shut()
 		return fmt.Errorf("append to %s: %w", l.path, err)
 	}
@@ -55,7 +56,11 @@ func (l *changeLog) write(line []byte, mark string) error {
 		return err
 	}
 	defer unlock(l.file)
-	end, err := l.end()
+	look := int64(1) // whether the last line has its end
+	if mark != "" {
+		look = lookBack
+	}
+	end, err := l.end(look)
 	if err != nil {
 		return err
 	}
@@ -89,8 +94,8 @@ func (l *changeLog) open() error {
 	return nil
 }
 
-// end is the end of the file.
-func (l *changeLog) end() ([]byte, error) {
+// end is the end of the file, at most so many bytes of it.
+func (l *changeLog) end(most int64) ([]byte, error) {
 	info, err := l.file.Stat()
 	if err != nil {
 		return nil, err
@@ -98,7 +103,7 @@ func (l *changeLog) end() ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, nil
 	}
-	buf := make([]byte, min(info.Size(), lookBack))
+	buf := make([]byte, min(info.Size(), most))
 	n, err := l.file.ReadAt(buf, info.Size()-int64(len(buf)))
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
@@ -127,10 +132,10 @@ func (l *changeLog) status() (lines, failed uint64, err error) {
 		return 0, 0, nil
 	}
 	if err := l.open(); err != nil {
-		return l.lines, l.failed, err
+		return l.lines, l.failed.Load(), err
 	}
 	if _, err := os.Stat(l.path); errors.Is(err, fs.ErrNotExist) {
-		return l.lines, l.failed, err
+		return l.lines, l.failed.Load(), err
 	}
-	return l.lines, l.failed, l.err
+	return l.lines, l.failed.Load(), l.err
 }

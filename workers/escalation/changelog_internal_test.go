@@ -132,6 +132,10 @@ func TestChangeLogBroken(t *testing.T) {
 	if _, failed, err := l.status(); failed != 1 || err == nil {
 		t.Errorf("status = %d failed, %v", failed, err)
 	}
+	w := &Worker{lines: l, view: newView()}
+	if f := w.Figures(); f.LogFailures != 1 {
+		t.Errorf("figures %+v, want one line that could not be written", f)
+	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

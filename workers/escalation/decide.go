@@ -85,7 +85,7 @@ func (w *Worker) waiting(id string) (n int) {
 func (w *Worker) left(id string) (n int) {
 	w.with(func(v *view) {
 		for _, t := range v.groups[id].tasks {
-			if v.groups[id].asked(t) {
+			if v.groups[id].asked(&t.Task) {
 				n++
 			}
 		}
@@ -127,7 +127,7 @@ func open(a *fleet.Alert, id string) error {
 func (w *Worker) find(id string) (groupID string, task *fleet.AlertTask) {
 	w.with(func(v *view) {
 		if g := v.byTask[subjects.TaskID(id)]; g != nil {
-			t := *g.tasks[subjects.TaskID(id)]
+			t := g.tasks[subjects.TaskID(id)].Task
 			task = &t
 			return
 		}
@@ -255,8 +255,8 @@ func (w *Worker) carryOut(ctx context.Context, id string) (*fleet.EscalationAnsw
 		}
 		answer = *g.alert.Answer
 		for _, t := range g.tasks {
-			if g.asked(t) {
-				tasks = append(tasks, *t)
+			if g.asked(&t.Task) {
+				tasks = append(tasks, t.Task)
 			}
 		}
 	})

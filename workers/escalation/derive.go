@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -49,6 +50,12 @@ func (w *Worker) derive(ctx context.Context) error {
 			if level == "" {
 				low.passed(m.Seq)
 				return
+			}
+			switch task := subjects.TaskID(strings.TrimPrefix(m.Subject, subjects.Task(""))); level {
+			case "0":
+				w.recent.over(task)
+			case "3":
+				w.recent.expect(task, m.Seq)
 			}
 			low.begin(m.Seq)
 			select {
@@ -104,24 +111,47 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 		return w.waitOver(ctx, e.TaskID, e.Seq)
 	}
 	n := int(level[0] - '0')
-	subject := subjects.Escalation(n, e.TaskID)
-	// What was derived before the cursor was kept is not derived twice.
-	if last, err := w.bus.Last(ctx, subjects.StreamEscalations, subject); err == nil {
-		if was, err := fleet.DecodeEscalation(last.Data); err == nil && was.Seq >= e.Seq {
-			return nil
-		}
-	} else if !errors.Is(err, bus.ErrNotFound) {
-		return err
+	if n == 3 {
+		w.recent.put(e, m.Seq)
 	}
 	crash.Point("before_escalation")
 	if n == 3 && plant.Bug("escalation_lost") {
 		return nil
 	}
-	_, err = w.bus.Store(ctx, subject, fleet.MustEncode(fleet.NewEscalation(e, n)), recordID(e.TaskID, e.Seq), nil)
-	if err == nil {
-		crash.Point("after_escalation")
+	if err := w.keepEscalation(ctx, e, n); err != nil {
+		return err
 	}
-	return err
+	crash.Point("after_escalation")
+	return nil
+}
+
+// keepEscalation keeps the message of e, once: what was derived before the
+// cursor was kept, or by another replica, is not derived twice. What is there is
+// looked at only where something is.
+func (w *Worker) keepEscalation(ctx context.Context, e *fleet.Event, level int) error {
+	id := recordID(e.TaskID, e.Seq)
+	r := bus.Record{
+		Subject: subjects.Escalation(level, e.TaskID), WriteID: id, Header: bus.Header{"Nats-Msg-Id": {id}},
+		Data: fleet.MustEncode(fleet.NewEscalation(e, level)),
+	}
+	for look := len(e.Facts.Attempts) > 1; ; look = true {
+		if look {
+			switch last, err := w.bus.Last(ctx, subjects.StreamEscalations, r.Subject); {
+			case err == nil:
+				if was, err := fleet.DecodeEscalation(last.Data); err == nil && was.Seq >= e.Seq {
+					return nil
+				}
+				r.Expected = last.Seq
+			case errors.Is(err, bus.ErrNotFound):
+				r.Expected = 0
+			default:
+				return err
+			}
+		}
+		if _, err := w.messages.Write(ctx, r); !errors.Is(err, bus.ErrConflict) {
+			return err
+		}
+	}
 }
 
 func recordID(task subjects.TaskID, seq uint64) string { return fmt.Sprintf("%s/%d", task, seq) }

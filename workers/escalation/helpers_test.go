@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -26,21 +26,36 @@ type world struct {
 	srv *bustest.Server
 	bus *bus.Bus
 
+	records bus.RecordWriter
+	asked   sync.WaitGroup // answers to task resume
+
 	mu       sync.Mutex
-	away     bool // the contacts cannot be reached
+	last     map[subjects.TaskID]stored // the latest records
+	away     bool                       // the contacts cannot be reached
 	late     []*fleet.Delivery
 	resumes  []fleet.TaskResume
 	refusing *subjects.Error // what task resume is answered with
 }
 
+// stored is a record and where it is.
+type stored struct {
+	event fleet.Event
+	seq   uint64
+}
+
 func newWorld(t *testing.T, srv *bustest.Server) *world {
 	t.Helper()
-	w := &world{t: t, srv: srv, bus: srv.Bus(t)}
-	sub, err := w.bus.Subscribe(subjects.API(escalation.Self, "task", "resume"), "routers", w.resume)
+	w := &world{t: t, srv: srv, bus: srv.Bus(t), last: make(map[subjects.TaskID]stored)}
+	var stop func()
+	w.records, stop = w.bus.Records(subjects.StreamTasks, bus.CommitDirect)
+	t.Cleanup(stop)
+	sub, err := w.bus.Subscribe(subjects.API(escalation.Self, "task", "resume"), "routers", func(m bus.Msg) {
+		w.asked.Go(func() { w.resume(m) })
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	t.Cleanup(func() { _ = sub.Unsubscribe(); w.asked.Wait() })
 	if sub, err = w.bus.Subscribe(subjects.WebhookPattern, "", w.onDelivery); err != nil {
 		t.Fatal(err)
 	}
@@ -124,31 +139,30 @@ func (w *world) record(id subjects.TaskID, level string, change func(*fleet.Even
 		Kind: fleet.KindQueued, State: fleet.StateQueued,
 		Facts: fleet.Facts{From: "boss", Deadline: time.Now().UTC().Add(72 * time.Hour), Policy: fleet.Policy{AlertRepeat: 1800, GiveUpAfter: 86400}},
 	}
-	rev := uint64(0)
-	last, err := w.bus.Last(w.t.Context(), subjects.StreamTasks, subjects.Task(id))
-	if err == nil {
-		if e, err = fleet.DecodeEvent(last.Data); err != nil {
-			w.t.Fatal(err)
-		}
-		rev = last.Seq
-	} else if !errors.Is(err, bus.ErrNotFound) {
-		w.t.Fatal(err)
+	w.mu.Lock()
+	last, known := w.last[id]
+	w.mu.Unlock()
+	if known {
+		*e = last.event
+		e.Facts.Attempts = slices.Clone(e.Facts.Attempts)
 	}
 	e.Seq++
 	e.Time = time.Now().UTC()
 	change(e)
-	rec, stop := w.bus.Records(subjects.StreamTasks, bus.CommitDirect)
-	defer stop()
 	h := bus.Header{subjects.HeaderKind: {e.Kind}}
 	if level != "" {
 		h[subjects.HeaderLevel] = []string{level}
 	}
-	_, err = rec.Write(w.t.Context(), bus.Record{
-		Subject: subjects.Task(id), Expected: rev, WriteID: fmt.Sprintf("%s-%d", id, e.Seq), Data: fleet.MustEncode(e), Header: h,
+	seq, err := w.records.Write(context.Background(), bus.Record{
+		Subject: subjects.Task(id), Expected: last.seq, WriteID: fmt.Sprintf("%s-%d", id, e.Seq), Data: fleet.MustEncode(e), Header: h,
 	})
 	if err != nil {
-		w.t.Fatal(err)
+		w.t.Errorf("store record %d of task %s: %v", e.Seq, id, err)
+		return e
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last[id] = stored{*e, seq}
 	return e
 }
 
@@ -190,17 +204,17 @@ func (w *world) resume(m bus.Msg) {
 		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: subjects.AsError(err)}), nil)
 		return
 	}
-	last, err := w.bus.Last(context.Background(), subjects.StreamTasks, subjects.Task(req.TaskID))
-	if err != nil {
+	w.mu.Lock()
+	last, known := w.last[req.TaskID]
+	w.mu.Unlock()
+	switch e := &last.event; {
+	case !known:
 		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeNotFound, "no such task")}), nil)
 		return
-	}
-	e, err := fleet.DecodeEvent(last.Data)
-	if err == nil && e.Facts.Human != nil && e.Facts.Human.AnswerID == req.AnswerID {
+	case e.Facts.Human != nil && e.Facts.Human.AnswerID == req.AnswerID:
 		_ = m.Respond(fleet.MustEncode(fleet.TaskView{TaskID: req.TaskID, State: fleet.StateQueued}), nil)
 		return
-	}
-	if err != nil || e.Facts.Await != fleet.AwaitHuman {
+	case e.Facts.Await != fleet.AwaitHuman:
 		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeLateResult, "too late")}), nil)
 		return
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"parley/bus"
@@ -59,30 +60,30 @@ func (w *Worker) logHuman(ctx context.Context, e *fleet.Escalation, m bus.Msg) {
 }
 
 // raise makes a task that waits part of an alert.
-func (w *Worker) raise(ctx context.Context, task subjects.TaskID, seq uint64) error {
-	e, err := w.waits(ctx, task, seq)
-	if e == nil || err != nil {
-		return err
-	}
-	labels, id := labelsOf(e, w.cfg.GroupBy)
-	m := &waiting{Group: id, Labels: labels, Task: alertTask(e, w.brief(ctx, e))}
-	rev, err := w.putWaiting(ctx, m)
-	if err != nil {
-		return err
-	}
-	// It may have gone on while this was written.
-	if e, err = w.waits(ctx, task, seq); err != nil {
-		return err
-	}
+func (w *Worker) raise(ctx context.Context, task subjects.TaskID, seq uint64) (err error) {
+	e := w.recent.get(task, seq)
 	if e == nil {
-		return w.waitOver(ctx, task, seq+1)
+		if e, err = w.waits(ctx, task, seq); e == nil || err != nil {
+			return err
+		}
 	}
-	if rev > 0 {
-		m.rev = rev
-		w.with(func(v *view) { v.put(m) })
-		w.stir()
+	m := &waiting{Task: alertTask(e), Dispatch: e.Facts.DispatchSeq}
+	m.Labels, m.Group = labelsOf(e, &m.Task, w.cfg.GroupBy)
+	if w.isShown(m.Group) {
+		m.Task.Brief = w.readBrief(ctx, m.Dispatch)
 	}
-	return nil
+	if err := w.putWaiting(ctx, m); err != nil {
+		return err
+	}
+	// It may have gone on while this was written. Where the record that says so
+	// is yet to be read here, its reader finds what was written.
+	if w.recent.get(task, seq) != nil {
+		return nil
+	}
+	if e, err = w.waits(ctx, task, seq); e != nil || err != nil {
+		return err
+	}
+	return w.waitOver(ctx, task, seq+1)
 }
 
 // waits is the record of a task if it is still the one that waits.
@@ -103,54 +104,93 @@ func (w *Worker) waits(ctx context.Context, task subjects.TaskID, seq uint64) (*
 		// that for the end of the wait would never tell anybody.
 		return nil, fmt.Errorf("task %s: record %d is not known to the stream's leader yet, %d is the last", task, seq, e.Seq)
 	}
-	// Late spending may have been noted since: it waits all the same.
-	if e.State != fleet.StateInputRequired || e.Facts.Await != fleet.AwaitHuman || cmp.Or(e.Facts.AskedSeq, e.Seq) != seq {
+	if !asksHuman(e, seq) {
 		return nil, nil //nolint:nilnil // see above
 	}
 	return e, nil
 }
 
-// putWaiting stores m unless something newer of the task is there; the revision
-// is 0 then.
-func (w *Worker) putWaiting(ctx context.Context, m *waiting) (uint64, error) {
+// asksHuman reports whether e waits for a human since record seq. Late spending
+// may have been noted since: it waits all the same.
+func asksHuman(e *fleet.Event, seq uint64) bool {
+	return e.State == fleet.StateInputRequired && e.Facts.Await == fleet.AwaitHuman && cmp.Or(e.Facts.AskedSeq, e.Seq) == seq
+}
+
+// putWaiting stores m unless something newer of the task is there; whoever
+// watches the bucket, this worker as well, has it from there.
+func (w *Worker) putWaiting(ctx context.Context, m *waiting) error {
 	key, value := taskKey+string(m.Task.TaskID), fleet.MustEncode(m)
 	for {
-		rev, err := w.kv.Create(ctx, key, value, 0)
+		_, err := w.kv.Create(ctx, key, value, 0)
 		if !errors.Is(err, bus.ErrExists) {
-			return rev, err
+			return err
 		}
 		was, err := w.kv.Get(ctx, key)
 		if errors.Is(err, bus.ErrNotFound) {
 			continue
 		}
 		if err != nil {
-			return 0, err
+			return err
 		}
 		var old waiting
 		if json.Unmarshal(was.Value, &old) == nil && old.Task.Seq >= m.Task.Seq {
-			return 0, nil
+			return nil
 		}
-		if rev, err = w.kv.Update(ctx, key, value, was.Revision); !errors.Is(err, bus.ErrConflict) {
-			return rev, err
+		if _, err = w.kv.Update(ctx, key, value, was.Revision); !errors.Is(err, bus.ErrConflict) {
+			return err
 		}
 	}
 }
 
-// brief is the beginning of what the task is about, for people.
-func (w *Worker) brief(ctx context.Context, e *fleet.Event) string {
-	raw := e.Data.Dispatch
-	if len(raw) == 0 && e.Facts.DispatchSeq > 0 {
-		m, err := w.bus.Get(ctx, subjects.StreamTasks, e.Facts.DispatchSeq)
-		if err != nil {
-			return ""
+// isShown reports whether one more task of a group is among those that are
+// shown. Of thousands most never are.
+func (w *Worker) isShown(group string) (is bool) {
+	w.with(func(v *view) { is = v.groups[group] == nil || len(v.groups[group].tasks) < maxNamed })
+	return is
+}
+
+// brief fills in what the tasks of an alert that is to be shown are about.
+func (w *Worker) brief(ctx context.Context, a *fleet.Alert) {
+	var hands sync.WaitGroup
+	slots := make(chan struct{}, briefsAtOnce)
+	for i := range a.Tasks {
+		t := &a.Tasks[i]
+		var m *waiting
+		w.with(func(v *view) {
+			if g := v.byTask[t.TaskID]; g != nil && t.Brief == "" {
+				m = g.tasks[t.TaskID]
+			}
+		})
+		if m == nil || m.Dispatch == 0 {
+			continue
 		}
-		first, err := fleet.DecodeEvent(m.Data)
-		if err != nil {
-			return ""
-		}
-		raw = first.Data.Dispatch
+		slots <- struct{}{}
+		hands.Go(func() {
+			defer func() { <-slots }()
+			t.Brief = w.readBrief(ctx, m.Dispatch)
+			w.with(func(*view) { m.Task.Brief = t.Brief })
+		})
 	}
-	d, err := fleet.DecodeReply[fleet.Dispatch](raw)
+	hands.Wait()
+}
+
+const briefsAtOnce = 16
+
+// readBrief reads the beginning of what a task is about, from the record that
+// has its dispatch; "" when that is away.
+func (w *Worker) readBrief(ctx context.Context, dispatch uint64) string {
+	if dispatch == 0 {
+		return ""
+	}
+	m, err := w.bus.Get(ctx, subjects.StreamTasks, dispatch)
+	if err != nil {
+		return ""
+	}
+	first, err := fleet.DecodeEvent(m.Data)
+	if err != nil {
+		return ""
+	}
+	d, err := fleet.DecodeReply[fleet.Dispatch](first.Data.Dispatch)
 	if err != nil {
 		return ""
 	}

@@ -1,6 +1,7 @@
 package escalation_test
 
 import (
+	"flag"
 	"fmt"
 	"sync"
 	"testing"
@@ -12,12 +13,14 @@ import (
 	"parley/workers/escalation"
 )
 
-// TestStorm: ten thousand tasks fail at once for two causes while nobody takes
+var stormFlag = flag.Int("storm", 3000, "tasks of TestStorm")
+
+// TestStorm: thousands of tasks fail at once for two causes while nobody takes
 // any call. They are two alerts, each called as often as its chain says and not
 // as often as it has tasks; none is lost; and one answer is about all of them.
 func TestStorm(t *testing.T) {
 	t.Parallel()
-	n := 10_000
+	n := *stormFlag
 	if testing.Short() {
 		n = 500
 	}
@@ -27,7 +30,7 @@ func TestStorm(t *testing.T) {
 	}
 	ids := make(chan int)
 	var writers sync.WaitGroup
-	for range 16 {
+	for range 64 {
 		writers.Go(func() {
 			for i := range ids {
 				agent := subjects.AgentID("a")
@@ -88,7 +91,7 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// eventually waits longer than bustest.Eventually does: for ten thousand.
+// eventually waits longer than bustest.Eventually does: for thousands.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	limit := time.NewTimer(3 * time.Minute)

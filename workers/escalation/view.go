@@ -30,6 +30,9 @@ type waiting struct {
 	Group  string            `json:"group"`
 	Labels map[string]string `json:"labels"`
 	Task   fleet.AlertTask   `json:"task"`
+	// Dispatch is where TASK_DISPATCH is, of which Task's brief is the
+	// beginning; that is read when it is to be shown.
+	Dispatch uint64 `json:"dispatch,omitzero"`
 
 	rev uint64 // of its entry: grows with every task that comes
 }
@@ -40,9 +43,11 @@ type group struct {
 	labels map[string]string
 	alert  fleet.Alert
 	rev    uint64 // of the alert
-	tasks  map[subjects.TaskID]*fleet.AlertTask
-	newest uint64    // revision of the last task that came
-	due    time.Time // when to look at it; zero: not before it changes
+	tasks  map[subjects.TaskID]*waiting
+	repeat time.Duration // the shortest that a task asks for, 0 none; see stale
+	stale  bool          // the task that asked for repeat is gone
+	newest uint64        // revision of the last task that came
+	due    time.Time     // when to look at it; zero: not before it changes
 	dirty  bool
 	busy   bool // its answer is being carried out here
 }
@@ -65,7 +70,7 @@ func newView() *view {
 func (v *view) group(id string, labels map[string]string) *group {
 	g := v.groups[id]
 	if g == nil {
-		g = &group{id: id, tasks: make(map[subjects.TaskID]*fleet.AlertTask)}
+		g = &group{id: id, tasks: make(map[subjects.TaskID]*waiting)}
 		v.groups[id] = g
 	}
 	if labels != nil {
@@ -84,6 +89,7 @@ func (v *view) stirAll() {
 
 func (v *view) drop(task subjects.TaskID) {
 	if g := v.byTask[task]; g != nil {
+		g.stale = g.stale || g.repeat > 0 && g.tasks[task].repeat() == g.repeat
 		delete(g.tasks, task)
 		delete(v.byTask, task)
 		g.dirty = true
@@ -93,7 +99,8 @@ func (v *view) drop(task subjects.TaskID) {
 func (v *view) put(m *waiting) {
 	v.drop(m.Task.TaskID)
 	g := v.group(m.Group, m.Labels)
-	g.tasks[m.Task.TaskID] = &m.Task
+	g.tasks[m.Task.TaskID] = m
+	g.shorten(m)
 	g.newest = max(g.newest, m.rev)
 	v.byTask[m.Task.TaskID] = g
 }
@@ -158,16 +165,32 @@ func (w *Worker) onEntry(e bus.Entry) {
 
 // state is what the policy looks at.
 func (v *view) state(g *group, now time.Time) policy.Group {
-	s := policy.Group{ID: g.id, Labels: g.labels, Tasks: len(g.tasks), Newest: g.newest, Held: v.held(g, now)}
-	for _, t := range g.tasks {
-		if r := time.Duration(t.AlertRepeat * float64(time.Second)); r > 0 && (s.Repeat == 0 || r < s.Repeat) {
-			s.Repeat = r
+	if g.stale {
+		g.repeat, g.stale = 0, false
+		for _, t := range g.tasks {
+			g.shorten(t)
 		}
-		if g.asked(t) {
+	}
+	s := policy.Group{ID: g.id, Labels: g.labels, Tasks: len(g.tasks), Newest: g.newest, Held: v.held(g, now), Repeat: g.repeat}
+	if g.alert.Answer == nil {
+		return s
+	}
+	for _, t := range g.tasks {
+		if g.asked(&t.Task) {
 			s.Asked++
 		}
 	}
 	return s
+}
+
+func (m *waiting) repeat() time.Duration {
+	return time.Duration(m.Task.AlertRepeat * float64(time.Second))
+}
+
+func (g *group) shorten(m *waiting) {
+	if r := m.repeat(); r > 0 && (g.repeat == 0 || r < g.repeat) {
+		g.repeat = r
+	}
 }
 
 // asked reports whether the alert's answer is about t.
@@ -232,16 +255,16 @@ func (v *view) soonest(now time.Time) time.Time {
 // show is the alert of g with its oldest tasks.
 func (g *group) show(most int) fleet.Alert {
 	a := g.alert
-	tasks := slices.SortedFunc(maps.Values(g.tasks), func(x, y *fleet.AlertTask) int {
-		if c := x.Since.Compare(y.Since); c != 0 {
+	tasks := slices.SortedFunc(maps.Values(g.tasks), func(x, y *waiting) int {
+		if c := x.Task.Since.Compare(y.Task.Since); c != 0 {
 			return c
 		}
-		return strings.Compare(string(x.TaskID), string(y.TaskID))
+		return strings.Compare(string(x.Task.TaskID), string(y.Task.TaskID))
 	})
 	a.Count = len(tasks)
 	a.Omitted = max(0, len(tasks)-most)
 	for _, t := range tasks[:min(most, len(tasks))] {
-		a.Tasks = append(a.Tasks, *t)
+		a.Tasks = append(a.Tasks, t.Task)
 	}
 	return a
 }
@@ -252,9 +275,8 @@ func groupLabels() []string {
 }
 
 // labelsOf is what e has in common with others of its group, and the group.
-func labelsOf(e *fleet.Event, by []string) (labels map[string]string, id string) {
+func labelsOf(e *fleet.Event, t *fleet.AlertTask, by []string) (labels map[string]string, id string) {
 	labels = make(map[string]string)
-	t := alertTask(e, "")
 	unwell := t.Code == subjects.CodeMCPUnhealthy
 	for _, name := range by {
 		switch name {
@@ -282,10 +304,10 @@ func labelsOf(e *fleet.Event, by []string) (labels map[string]string, id string)
 }
 
 // alertTask is what humans are told of the task whose record is e.
-func alertTask(e *fleet.Event, brief string) fleet.AlertTask {
+func alertTask(e *fleet.Event) fleet.AlertTask {
 	t := fleet.AlertTask{
 		TaskID: e.TaskID, Seq: cmp.Or(e.Facts.AskedSeq, e.Seq), From: e.Facts.From, Since: e.Time, SessionID: e.Facts.SessionID, RunID: e.Facts.RunID,
-		Brief: brief, Tried: fleet.TriedIn(e, 5), TokensSpent: e.Facts.TokensSpent, TokenBudget: e.Facts.TokenBudget,
+		Tried: fleet.TriedIn(e, 5), TokensSpent: e.Facts.TokensSpent, TokenBudget: e.Facts.TokenBudget,
 		AlertRepeat: e.Facts.Policy.AlertRepeat, GiveUpAt: e.Facts.Deadline,
 	}
 	if e.Facts.GiveUpAt != nil && e.Facts.GiveUpAt.Before(t.GiveUpAt) {

@@ -116,10 +116,13 @@ type Worker struct {
 	started time.Time
 	key     atomic.Pointer[[]byte]
 
+	messages bus.RecordWriter // of the stream of escalations
+
 	ready    atomic.Bool
 	refused  atomic.Uint64
 	refusals *rate.Limiter // of those that are kept
 	wake     chan struct{} // has room for one: the view has changed
+	recent   recent
 
 	mu   sync.Mutex // guards view
 	view *view
@@ -165,6 +168,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.started = w.now()
 	defer w.lines.close()
+	messages, closeMessages := w.bus.Records(subjects.StreamEscalations, bus.CommitDirect)
+	defer closeMessages()
+	w.messages = messages
 	run, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	var loops sync.WaitGroup

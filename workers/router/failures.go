@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -13,11 +14,15 @@ import (
 // Thousands of attempts may fail at one instant: a provider that refuses, a
 // disk that is full. Each ends in a record, a retry or an alert, which others
 // have to wait behind. So failures, of which none is in a hurry, are taken in
-// at a pace that leaves room for what goes well.
+// at a pace that leaves room for what goes well: less than that where one takes
+// long, since then it is others that have to wait.
 const (
 	failuresPerSecond = 200
-	failuresAtOnce    = 64
+	fewestPerSecond   = 50 // while the machine, or the bus, has much to do
+	failuresAtOnce    = 8
 	maxFailures       = 256 // that wait for their turn; more are asked to come again
+
+	longFailure = 50 * time.Millisecond // that one takes from its turn to its record
 )
 
 // failures lets failed attempts in.
@@ -30,8 +35,8 @@ func newFailures() failures {
 	return failures{pace: rate.NewLimiter(failuresPerSecond, failuresAtOnce), waits: make(chan struct{}, maxFailures)}
 }
 
-// turn has f wait for its turn on a goroutine of its own. It reports false when
-// too many wait already.
+// turn has then wait for its turn on a goroutine of its own. It reports false
+// when too many wait already.
 func (f failures) turn(ctx context.Context, spawn func(func()), then func()) bool {
 	select {
 	case f.waits <- struct{}{}:
@@ -41,9 +46,21 @@ func (f failures) turn(ctx context.Context, spawn func(func()), then func()) boo
 	spawn(func() {
 		_ = f.pace.Wait(ctx) // when it is ctx that ends the wait, then sees it too
 		<-f.waits
+		began := time.Now()
 		then()
+		f.took(time.Since(began))
 	})
 	return true
+}
+
+// took sets the pace by how long a failure took: half of it where that was
+// long, one a second more where it was not.
+func (f failures) took(d time.Duration) {
+	limit := f.pace.Limit() + 1
+	if d > longFailure {
+		limit = f.pace.Limit() / 2
+	}
+	f.pace.SetLimit(min(max(limit, fewestPerSecond), failuresPerSecond))
 }
 
 // isFailure reports whether r says that an attempt has failed. What an agent
@@ -57,8 +74,9 @@ func isFailure(r *fleet.Result) bool {
 	}
 }
 
-// comeAgain refuses a failure for now.
+// comeAgain refuses a failure for now: until those that wait have had their turn.
 func (w *Worker) comeAgain(m bus.Msg) {
+	until := time.Duration(float64(maxFailures) / float64(w.failures.pace.Limit()) * float64(time.Second))
 	w.respond(m, fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeRateLimited, "%d failed attempts wait to be taken in", maxFailures).
-		WithRemedy("send it again in a second")})
+		WithRemedy("send it again once they have been").RetryAfter(until)})
 }

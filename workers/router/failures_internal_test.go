@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -43,6 +45,41 @@ func TestFailuresAreTakenInAtAPace(t *testing.T) {
 	})
 }
 
+// Where failures take long they come more slowly, down to a least pace, and
+// come as before when they do not.
+func TestThePaceOfFailuresYields(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFailures()
+		take := func(d time.Duration) {
+			t.Helper()
+			if !f.turn(t.Context(), func(f func()) { f() }, func() { time.Sleep(d) }) {
+				t.Fatal("there is no room for one")
+			}
+		}
+		want := func(limit rate.Limit) {
+			t.Helper()
+			if got := f.pace.Limit(); got != limit {
+				t.Errorf("%v a second are taken in, want %v", got, limit)
+			}
+		}
+		take(longFailure)
+		want(failuresPerSecond)
+		take(longFailure + 1)
+		want(failuresPerSecond / 2)
+		for range 10 {
+			take(time.Second)
+		}
+		want(fewestPerSecond)
+		take(time.Millisecond)
+		want(fewestPerSecond + 1)
+		for range failuresPerSecond {
+			take(time.Millisecond)
+		}
+		want(failuresPerSecond)
+	})
+}
+
 // Nobody waits longer than the router has.
 func TestFailuresDoNotOutwaitTheRouter(t *testing.T) {
 	t.Parallel()
@@ -70,7 +107,9 @@ func TestFailuresDoNotOutwaitTheRouter(t *testing.T) {
 func TestThePaceOfFailuresIsTold(t *testing.T) {
 	t.Parallel()
 	guide, err := os.ReadFile("../../docs/guide/escalation.md")
-	if want := fmt.Sprintf("takes in %d at once and then %d a second", failuresAtOnce, failuresPerSecond); err != nil || !strings.Contains(string(guide), want) {
+	want := fmt.Sprintf("takes in %d at once and then %d a second, down to %d where one takes longer than %s",
+		failuresAtOnce, failuresPerSecond, fewestPerSecond, longFailure)
+	if err != nil || !strings.Contains(strings.ReplaceAll(string(guide), "\n", " "), want) {
 		t.Errorf("the guide does not say %q (%v)", want, err)
 	}
 }

@@ -57,19 +57,19 @@ func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fl
 	if !known {
 		return
 	}
-	c.restarted(in, now)
-	holding := make(map[subjects.TaskID]bool, len(hb.Holding))
-	for _, h := range hb.Holding {
-		holding[h.TaskID] = true
-	}
 	for task := range in.Held {
-		h := c.hot[c.x.find(task)]
-		if h == nil || hb.Epoch != h.ev.Epoch && h.ev.Epoch != 0 {
+		s := c.x.find(task)
+		h := c.hot[s]
+		if h == nil {
 			continue
 		}
-		if holding[task] {
+		if h.ev.Epoch != 0 && h.ev.Epoch != hb.Epoch {
+			c.outlived(in, task, h, now)
+			continue
+		}
+		if _, holds := in.Holding[task]; holds {
 			h.renewed, h.lost = now, ""
-			if (h.ev.Facts.Answer != nil && !h.told || h.unheard()) && c.owned(c.x.at(c.x.find(task))) {
+			if (h.ev.Facts.Answer != nil && !h.told || h.unheard()) && c.owned(c.x.at(s)) {
 				c.do(tell{task, h.ev, h.heard})
 			}
 		} else if silent := now.Sub(h.renewed); c.settled && in.Heartbeat > 0 && silent > lease(in) {
@@ -123,10 +123,16 @@ func (c *core) holds(task subjects.TaskID, h holder) bool {
 // restarted ends the leases of an instance's earlier epochs.
 func (c *core) restarted(in *Instance, now time.Time) {
 	for task := range in.Held {
-		h := c.hot[c.x.find(task)]
-		if h != nil && h.ev.Epoch != 0 && in.Epoch > h.ev.Epoch {
-			c.lose(task, h, fmt.Sprintf("%s/%s has restarted", in.Agent, in.ID), now)
+		if h := c.hot[c.x.find(task)]; h != nil {
+			c.outlived(in, task, h, now)
 		}
+	}
+}
+
+// outlived ends the lease of task if it is of an earlier epoch.
+func (c *core) outlived(in *Instance, task subjects.TaskID, h *hot, now time.Time) {
+	if h.ev.Epoch != 0 && in.Epoch > h.ev.Epoch {
+		c.lose(task, h, fmt.Sprintf("%s/%s has restarted", in.Agent, in.ID), now)
 	}
 }
 

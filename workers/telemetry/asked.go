@@ -195,9 +195,11 @@ func addAlerts(ctx context.Context, b *bus.Bus, as *answers) error {
 	var most fleet.AlertFigures
 	for _, f := range list {
 		most.Waiting, most.Alerts = max(most.Waiting, f.Waiting), max(most.Alerts, f.Alerts)
+		most.LogFailures += f.LogFailures // each has its own
 	}
 	as.add("parley_waiting_for_human", float64(most.Waiting))
 	as.add("parley_alerts", float64(most.Alerts))
+	as.add("parley_change_log_failures", float64(most.LogFailures))
 	return nil
 }
 

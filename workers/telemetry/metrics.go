@@ -70,6 +70,7 @@ func Metrics() []Metric {
 		fleet("parley_mcp_servers", "Live instances that find an MCP server in that health.", "name", "health"),
 		fleet("parley_waiting_for_human", "Tasks that wait for a human."),
 		fleet("parley_alerts", "Open alerts about them."),
+		fleet("parley_change_log_failures", "Lines that could not be written to CHANGE.log since the workers began."),
 		{
 			Name: "parley_webhook_deliveries_total", Type: typeCounter, Labels: []string{"result"}, Fleet: true,
 			Help: "HTTP exchanges of webhooks that have ended.",

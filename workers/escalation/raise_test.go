@@ -1,0 +1,118 @@
+package escalation_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+	"parley/workers/escalation"
+)
+
+// TestWaitsThatEndAtOnce: a wait that is over while it is taken in leaves
+// nothing behind that people would be called about.
+func TestWaitsThatEndAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, bustest.New(t))
+	log := filepath.Join(t.TempDir(), "CHANGE.log")
+	var stops []func()
+	for range 2 {
+		_, stop := w.worker(escalation.Config{ChangeLog: log})
+		stops = append(stops, stop)
+	}
+	const n = 40
+	var writers sync.WaitGroup
+	for i := range 4 {
+		writers.Go(func() {
+			for k := i; k < n; k += 4 {
+				id := subjects.TaskID(fmt.Sprintf("t%d", k))
+				w.wait(id, "a", subjects.CodeAgentError)
+				w.goOn(id)
+			}
+		})
+	}
+	writers.Wait()
+	kv, err := w.bus.KV(t.Context(), subjects.BucketAlerts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting := func() (tasks int) {
+		keys, err := kv.Keys(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range keys {
+			if strings.HasPrefix(k, "task.") {
+				tasks++
+			}
+		}
+		return tasks
+	}
+	eventually(t, "every escalation was taken in, and nobody waits", func() bool { return len(lines(t, log)) == n && waiting() == 0 })
+	for _, stop := range stops {
+		stop() // once what it has in hand is done
+	}
+	w.worker(escalation.Config{ChangeLog: log}) // does what they have left
+	eventually(t, "nobody waits", func() bool { return waiting() == 0 })
+}
+
+// TestBriefs: people read what tasks are about, also of those beyond the first
+// that a call names, once they are among the oldest.
+func TestBriefs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, bustest.New(t))
+	w.worker(escalation.Config{Chain: quick("oncall")})
+	const n = 24
+	id := func(i int) subjects.TaskID { return subjects.TaskID(fmt.Sprintf("t%02d", i)) }
+	for i := range n {
+		w.record(id(i), "", func(e *fleet.Event) {
+			e.Data.Dispatch = fleet.MustEncode(&fleet.Dispatch{
+				Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version}, Brief: fmt.Sprintf("do\n the %s", id(i)),
+			})
+		})
+		m, err := w.bus.Last(t.Context(), subjects.StreamTasks, subjects.Task(id(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.record(id(i), "3", func(e *fleet.Event) {
+			e.Kind, e.State, e.Facts.Await, e.Facts.DispatchSeq = fleet.KindHuman, fleet.StateInputRequired, fleet.AwaitHuman, m.Seq
+			e.Data.Dispatch, e.Reason = nil, &fleet.Reason{Code: subjects.CodeAgentError, Message: "m"}
+		})
+	}
+	shown := func() fleet.Alert {
+		l := w.list()
+		if len(l) != 1 {
+			return fleet.Alert{}
+		}
+		m, err := w.bus.Request(t.Context(), subjects.API("operator", "escalation", "get"), fleet.MustEncode(fleet.EscalationRef{ID: l[0].AlertID}), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := fleet.DecodeReply[fleet.Alert](m.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	told := func() (right int) {
+		a := shown()
+		for i := range a.Tasks {
+			if a.Tasks[i].Brief == "do the "+string(a.Tasks[i].TaskID) {
+				right++
+			}
+		}
+		return right
+	}
+	eventually(t, "all tasks with what they are about", func() bool { return told() == n })
+	for i := range 12 {
+		w.goOn(id(i))
+	}
+	eventually(t, "the rest of them", func() bool {
+		l := w.list()
+		return len(l) == 1 && l[0].Count == n-12 && told() == n-12 && len(l[0].Tasks) > 0 && l[0].Tasks[0].Brief == "do the "+string(id(12))
+	})
+}
