@@ -218,6 +218,9 @@ func (w *Worker) call(ctx context.Context, what due, c policy.Call) error {
 	if shown.Count == 1 {
 		d.TaskID = shown.Tasks[0].TaskID
 	}
+	if len(shown.Tasks) > 0 { // one call, one trace: that of the task that waits longest
+		d.Traceparent = shown.Tasks[0].Traceparent
+	}
 	return w.deliver(ctx, d)
 }
 

@@ -117,7 +117,8 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 	if n == 3 && plant.Bug("escalation_lost") {
 		return nil
 	}
-	_, err = w.bus.Store(ctx, subject, fleet.MustEncode(fleet.NewEscalation(e, n)), recordID(e.TaskID, e.Seq), nil)
+	told := fleet.NewEscalation(e, n)
+	_, err = w.bus.Store(ctx, subject, fleet.MustEncode(told), recordID(e.TaskID, e.Seq), bus.Header{subjects.HeaderTraceparent: {told.Traceparent}})
 	if err == nil {
 		crash.Point("after_escalation")
 	}

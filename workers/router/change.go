@@ -177,7 +177,7 @@ func recordHeader(cur, n *fleet.Event) bus.Header {
 // announceOutcome lets whoever listens hear the outcome; the kept one is the
 // record.
 func (w *Worker) announceOutcome(n *fleet.Event) {
-	h := bus.Header{subjects.HeaderKind: {string(n.State)}}
+	h := bus.Header{subjects.HeaderKind: {string(n.State)}, subjects.HeaderTraceparent: {n.Trace().In(fleet.SpanTask, 0)}}
 	if err := w.bus.Publish(subjects.Outcome(n.Facts.From, n.TaskID), n.Data.Result, h); err != nil {
 		w.log.Debug("publish outcome", slog.String("task_id", string(n.TaskID)), slog.Any("error", err))
 	}

@@ -226,6 +226,7 @@ func spentLate(e *fleet.Event, c claim, tokens int64, now time.Time) *fleet.Even
 		n.Facts.Attempts = slices.Clone(e.Facts.Attempts)
 		n.Facts.Attempts[i].Tokens = tokens
 		n.Facts.TokensSpent += tokens
+		n.Data.Spent = &fleet.Spent{AgentID: a.AgentID, Attempt: a.Attempt, Tokens: tokens}
 		return n
 	}
 	return nil

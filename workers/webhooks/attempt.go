@@ -65,6 +65,9 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 		return err
 	}
 	crash.Point("after_webhook_claim")
+	if d.Traceparent != "" { // the receiver's work is part of this attempt
+		d.Traceparent = state.Trace().In(fleet.SpanPost, state.Post())
+	}
 	left := time.Until(began.Add(lease)) - leaseMargin/2
 	if left <= 0 {
 		return errors.New("the claim was stored too late to be used")
