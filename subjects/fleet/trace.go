@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"strconv"
@@ -24,7 +25,7 @@ const (
 	SpanAttempt  = "attempt"  // by its number; the offer names it
 	SpanQuestion = "question" // of an agent, from 1
 	SpanHuman    = "human"    // the wait for one, from 1
-	SpanEscalate = "escalate" // by the number of the attempt
+	SpanEscalate = "escalate" // by the seq of the record
 	SpanRun      = "run"      // the whole run, number 0
 	SpanWebhook  = "webhook"  // the whole delivery, number 0
 	SpanPost     = "post"     // of a delivery, by the number of the attempt
@@ -70,13 +71,22 @@ func (t Trace) In(kind string, n int) string { return t.Traceparent(t.Span(kind,
 // Trace is the task's.
 func (e *Event) Trace() Trace { return TraceOf(e.TaskID, e.Facts.Traceparent) }
 
-// Called is the traceparent of whoever is told that the task was escalated:
-// the span of that, where an attempt's end led to it.
-func (e *Event) Called() string {
-	if n := len(e.Facts.Attempts); n > 0 {
-		if a := &e.Facts.Attempts[n-1]; a.Level == 3 || a.Level != 0 && a.Ended.Equal(e.Time) {
-			return e.Trace().In(SpanEscalate, a.Attempt)
-		}
+// Escalates is the level of escalation that the record is, 0 for none, unless
+// the task waited for a human before.
+func (e *Event) Escalates() int {
+	switch {
+	case e.Kind == KindRetry:
+		return 1
+	case e.Kind == KindReroute:
+		return 2
+	case e.Kind == KindHuman, e.Kind == KindOutcome && e.Seq > 1 && (e.State == StateError || e.State == StateBlocked):
+		return 3
 	}
-	return e.Trace().In(SpanTask, 0)
+	return 0
+}
+
+// Called is the traceparent for whoever is told of the escalation that the
+// record is, or that its task waits for.
+func (e *Event) Called() string {
+	return e.Trace().In(SpanEscalate, int(cmp.Or(e.Facts.AskedSeq, e.Seq)))
 }
