@@ -20,7 +20,7 @@ func (w *Worker) service() bus.Service {
 	s := bus.Service{
 		Name: "fleet", Version: "2.0.0", Queue: "routers",
 		Description: "Parley: dispatch tasks to a fleet of agents and follow them",
-		Metadata:    map[string]string{"kind": "router", "router_id": string(w.cfg.ID)},
+		Metadata:    map[string]string{"kind": "router", "router_id": string(w.cfg.ID), bus.MetaProgram: w.cfg.Version},
 		Concurrency: 1 << 14, // callers that wait cost a goroutine each
 		Figures:     func() any { return w.Figures() },
 	}

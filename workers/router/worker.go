@@ -46,6 +46,7 @@ type Config struct {
 	Policy Policy
 	// Deputy may answer for humans, naming them. Absent: escalation.
 	Deputy subjects.AgentID
+	Version string // of the program
 	// Log is where the router logs; absent: nowhere.
 	Log *slog.Logger
 }
