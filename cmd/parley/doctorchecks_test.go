@@ -153,7 +153,7 @@ func TestDoctorOfVersionsAndWork(t *testing.T) {
 		}
 		t.Cleanup(stop)
 	}
-	serve("fleet", "1.0.0", fleet.TaskFigures{Queued: 3, Classes: []fleet.ClassFigures{{Class: `mcp="moon"`, Depth: 3, OldestSeconds: 3600}, {Class: "any", Depth: 1, OldestSeconds: 5}}})
+	serve("fleet", "1.0.0", fleet.TaskFigures{Queued: 3, States: map[fleet.State]int{fleet.StateQueued: 3}, Classes: []fleet.ClassFigures{{Class: `mcp="moon"`, Depth: 3, OldestSeconds: 3600}, {Class: "any", Depth: 1, OldestSeconds: 5}}})
 	s := newShell(t, "NATS_URL="+server.URL())
 	m := findings(t, s, exitFailed)
 	wants(t, m, "versions", true, "workers 1.0.0")

@@ -50,6 +50,9 @@ func TraceOf[ID ~string](id ID, traceparent string) Trace {
 	return t
 }
 
+// TraceID is the trace's id, in hexadecimal.
+func (t Trace) TraceID() string { return hex.EncodeToString(t.ID[:]) }
+
 // Derived reports whether the trace follows from the id alone.
 func (t Trace) Derived() bool { return t.derived }
 

@@ -171,6 +171,9 @@ func (w *Worker) do(ctx context.Context, d due) error {
 	case policy.Apply:
 		return w.apply(ctx, d.group)
 	}
+	if e.TaskID == "" && d.shown.Count == 1 && len(d.shown.Tasks) == 1 { // it is about that one
+		e.TaskID = d.shown.Tasks[0].TaskID
+	}
 	if err := w.putAlert(ctx, d.group, is, d.rev); err != nil {
 		return err
 	}

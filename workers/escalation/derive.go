@@ -76,7 +76,7 @@ func (w *Worker) patiently(ctx context.Context, m bus.Msg, level string) bool {
 		if ctx.Err() != nil {
 			return false
 		}
-		w.log.Warn("derive an escalation", slog.Uint64("seq", m.Seq), attrErr(err))
+		w.log.Warn("derive an escalation", slog.String("task_id", taskOf(m)), slog.Uint64("seq", m.Seq), attrErr(err))
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
@@ -97,7 +97,7 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 	}
 	e, err := fleet.DecodeEvent(full.Data)
 	if err != nil {
-		w.log.Error("decode a record", slog.Uint64("seq", m.Seq), attrErr(err))
+		w.log.Error("decode a record", slog.String("task_id", taskOf(m)), slog.Uint64("seq", m.Seq), attrErr(err))
 		return nil
 	}
 	if level == "0" {
@@ -123,6 +123,14 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 		crash.Point("after_escalation")
 	}
 	return err
+}
+
+// taskOf is the task whose record m is.
+func taskOf(m bus.Msg) string {
+	if vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject); ok {
+		return vars[0]
+	}
+	return ""
 }
 
 func recordID(task subjects.TaskID, seq uint64) string { return fmt.Sprintf("%s/%d", task, seq) }

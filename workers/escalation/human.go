@@ -78,6 +78,7 @@ func (w *Worker) raise(ctx context.Context, task subjects.TaskID, seq uint64) er
 		return w.waitOver(ctx, task, seq+1)
 	}
 	if rev > 0 {
+		w.log.Debug("a task waits for a human", slog.String("task_id", string(task)), slog.String("group", id), slog.String("code", string(m.Task.Code)))
 		m.rev = rev
 		w.with(func(v *view) { v.put(m) })
 		w.stir()

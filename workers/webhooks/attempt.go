@@ -98,6 +98,9 @@ func (w *Worker) tell(s *fleet.DeliveryState, o outcome) {
 		slog.String("delivery_id", string(s.DeliveryID)), slog.String("endpoint", s.Endpoint), slog.String("task_id", string(s.TaskID)),
 		slog.Int("attempt", s.Attempts), slog.Int("status", o.status), slog.Duration("took", o.took),
 	}
+	if s.Traceparent != "" {
+		attrs = append(attrs, slog.String("trace_id", s.Trace().TraceID()))
+	}
 	if o.ok() {
 		w.figures.succeeded.Add(1)
 		w.log.Debug("webhook delivered", attrs...)
