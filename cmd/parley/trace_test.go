@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/hex"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -16,9 +14,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/protobuf/proto"
 
 	"parley/bus"
 	"parley/bus/bustest"
@@ -26,6 +21,7 @@ import (
 	"parley/subjects/fleet"
 	"parley/workers/agent"
 	"parley/workers/gateway/a2anats"
+	"parley/workers/telemetry/otlptest"
 )
 
 // The trace of whoever calls.
@@ -35,89 +31,30 @@ const (
 	callers      = "00-" + callersTrace + "-" + callersSpan + "-01"
 )
 
-// traces is an OTLP endpoint in memory.
-type traces struct {
-	*httptest.Server
-	mu    sync.Mutex // guards what follows
-	spans map[string]*otlp.Span
-	bad   error
-}
-
-func takeTraces(t *testing.T) *traces {
-	t.Helper()
-	c := &traces{spans: map[string]*otlp.Span{}}
-	c.Server = httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		var export collector.ExportTraceServiceRequest
-		body, err := io.ReadAll(r.Body)
-		if err == nil {
-			err = proto.Unmarshal(body, &export)
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if err != nil {
-			c.bad = err
-		}
-		for _, resource := range export.GetResourceSpans() {
-			for _, scope := range resource.GetScopeSpans() {
-				for _, s := range scope.GetSpans() {
-					c.spans[string(s.GetSpanId())] = s
-				}
-			}
-		}
-	}))
-	t.Cleanup(c.Close)
-	return c
-}
-
-// under draws the spans below one: each with how it failed, and of a trace.
-func (c *traces) under(t *testing.T, trace, parent string) string {
-	t.Helper()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.bad != nil {
-		t.Fatal(c.bad)
-	}
-	var all []*otlp.Span
-	for _, s := range c.spans {
-		if hex.EncodeToString(s.GetTraceId()) == trace {
-			all = append(all, s)
-		}
-	}
-	slices.SortFunc(all, func(a, b *otlp.Span) int {
-		if a.GetStartTimeUnixNano() != b.GetStartTimeUnixNano() {
-			return int(int64(a.GetStartTimeUnixNano()) - int64(b.GetStartTimeUnixNano()))
-		}
-		return strings.Compare(a.GetName(), b.GetName())
-	})
-	return drawSpans(all, parent, "")
-}
-
-func drawSpans(all []*otlp.Span, parent, indent string) string {
+// under draws the spans of a trace that are below one, and how each failed.
+func under(all []otlptest.Span, trace, parent, indent string) string {
 	var b strings.Builder
 	for _, s := range all {
-		if hex.EncodeToString(s.GetParentSpanId()) != parent {
+		if s.Trace != trace || s.Parent != parent {
 			continue
 		}
-		b.WriteString(indent + s.GetName())
-		if s.GetStatus().GetCode() == otlp.Status_STATUS_CODE_ERROR {
-			fmt.Fprintf(&b, " (%s)", s.GetStatus().GetMessage())
+		b.WriteString(indent + s.Name)
+		if s.Failed != "" {
+			b.WriteString(" (" + s.Failed + ")")
 		}
-		b.WriteString("\n" + drawSpans(all, hex.EncodeToString(s.GetSpanId()), indent+"  "))
+		b.WriteString("\n" + under(all, trace, s.ID, indent+"  "))
 	}
 	return b.String()
 }
 
 // ids are those of the spans of a name.
-func (c *traces) ids(name string) []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var ids []string
-	for id, s := range c.spans {
-		if s.GetName() == name {
-			ids = append(ids, hex.EncodeToString([]byte(id)))
+func ids(all []otlptest.Span, name string) (out []string) {
+	for _, s := range all {
+		if s.Name == name {
+			out = append(out, s.ID)
 		}
 	}
-	return ids
+	return out
 }
 
 // called is a receiver of webhooks that fails at first.
@@ -193,7 +130,7 @@ const wholeTrace = `task
 // the span that it is below.
 func TestTheWholeTrace(t *testing.T) {
 	t.Parallel()
-	otel, human := takeTraces(t), takeCalls(t)
+	otel, human := otlptest.New(t), takeCalls(t)
 	s := newShell(t)
 	j, url := s.up(t, "--otlp-endpoint", otel.URL, "--webhook-url", human.URL, "--webhook-secret", webhookSecret, "--webhook-allow", "127.0.0.1",
 		"--webhook-base", "50ms", "--group-wait", "50ms", "--group-by", "task")
@@ -261,7 +198,7 @@ func TestTheWholeTrace(t *testing.T) {
 	// Whoever was asked first is ann here.
 	drawn := ""
 	bustest.Eventually(t, "the whole trace", func() bool {
-		drawn = otel.under(t, callersTrace, callersSpan)
+		drawn = under(otel.Take(), callersTrace, callersSpan, "")
 		if strings.Index(drawn, "invoke_agent bob") < strings.Index(drawn, "invoke_agent ann") {
 			drawn = strings.NewReplacer("invoke_agent bob", "invoke_agent ann", "invoke_agent ann", "invoke_agent bob").Replace(drawn)
 		}
@@ -280,11 +217,11 @@ func TestTheWholeTrace(t *testing.T) {
 		return traceparent[36:52]
 	}
 	for name, told := range handed {
-		if ids := otel.ids(name); len(ids) != 1 || ids[0] != spanOf(told) || !slices.Contains(offers, told) {
-			t.Errorf("%s was told %s and offered one of %q; its span is %s", name, told, offers, ids)
+		if got := ids(otel.Take(), name); len(got) != 1 || got[0] != spanOf(told) || !slices.Contains(offers, told) {
+			t.Errorf("%s was told %s and offered one of %q; its span is %s", name, told, offers, got)
 		}
 	}
-	posts := otel.ids("POST")
+	posts := ids(otel.Take(), "POST")
 	for _, told := range human.told() {
 		if !slices.Contains(posts, spanOf(told)) {
 			t.Errorf("the webhook was told %s; the spans are %s", told, posts)
@@ -299,7 +236,7 @@ func TestTheWholeTrace(t *testing.T) {
 // run passes it on to its tasks.
 func TestTracesComeIn(t *testing.T) {
 	t.Parallel()
-	otel := takeTraces(t)
+	otel := otlptest.New(t)
 	s := newShell(t)
 	_, url := s.up(t, "--otlp-endpoint", otel.URL)
 	s.environ = append(s.environ, "NATS_URL="+url, "TRACEPARENT="+callers)
@@ -315,10 +252,8 @@ func TestTracesComeIn(t *testing.T) {
 	wants := func(door, tree string) {
 		t.Helper()
 		got := ""
-		bustest.Eventually(t, "the trace by "+door, func() bool { got = otel.under(t, callersTrace, callersSpan); return got == tree })
-		otel.mu.Lock()
-		defer otel.mu.Unlock()
-		clear(otel.spans)
+		bustest.Eventually(t, "the trace by "+door, func() bool { got = under(otel.Take(), callersTrace, callersSpan, ""); return got == tree })
+		otel.Forget()
 	}
 	if _, err := b.Request(t.Context(), subjects.API("lead", "task", "dispatch"), []byte("by the api"), header); err != nil {
 		t.Fatal(err)
