@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -16,6 +17,10 @@ type StreamFigures struct {
 	Bytes     uint64
 	MaxBytes  int64 // 0 or less: no limit
 	Replicas  int
+	Leader    string    // server name, "" on a single server
+	Behind    []string  // servers whose copy is not up to date, or that are not there
+	First     time.Time // when the oldest message came; zero: there is none
+	Asked     time.Time // by the clock of the leader, when it was asked
 	Consumers []ConsumerFigures
 }
 
@@ -24,6 +29,7 @@ type ConsumerFigures struct {
 	Name        string
 	Pending     uint64 // not delivered yet
 	Unacked     int    // delivered and not acknowledged yet
+	MaxUnacked  int    // no more are delivered then; 0 or less: no limit
 	Redelivered int
 }
 
@@ -51,7 +57,21 @@ func (b *Bus) StreamFigures(ctx context.Context) ([]StreamFigures, error) {
 			if !strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(s.Config.Name, "KV_"), "OBJ_"), "FLEET_") {
 				continue
 			}
-			f := StreamFigures{Name: s.Config.Name, Msgs: s.State.Msgs, Bytes: s.State.Bytes, MaxBytes: s.Config.MaxBytes, Replicas: s.Config.Replicas}
+			f := StreamFigures{
+				Name: s.Config.Name, Msgs: s.State.Msgs, Bytes: s.State.Bytes, MaxBytes: s.Config.MaxBytes, Replicas: s.Config.Replicas,
+				Asked: s.TimeStamp,
+			}
+			if s.State.Msgs > 0 {
+				f.First = s.State.FirstTime
+			}
+			if c := s.Cluster; c != nil {
+				f.Leader = c.Leader
+				for _, r := range c.Replicas {
+					if r.Offline || !r.Current {
+						f.Behind = append(f.Behind, r.Name)
+					}
+				}
+			}
 			if s.State.Consumers > 0 {
 				var err error
 				if f.Consumers, err = b.consumerFigures(ctx, f.Name); err != nil {
@@ -81,7 +101,7 @@ func (b *Bus) consumerFigures(ctx context.Context, stream string) ([]ConsumerFig
 		}
 		for i := range resp.Consumers {
 			if c := &resp.Consumers[i]; c.Config.Durable != "" {
-				all = append(all, ConsumerFigures{Name: c.Name, Pending: c.NumPending, Unacked: c.NumAckPending, Redelivered: c.NumRedelivered})
+				all = append(all, ConsumerFigures{Name: c.Name, Pending: c.NumPending, Unacked: c.NumAckPending, MaxUnacked: c.Config.MaxAckPending, Redelivered: c.NumRedelivered})
 			}
 		}
 		offset += len(resp.Consumers)

@@ -79,6 +79,30 @@ func (b *Bus) Provision(ctx context.Context, p Provisioning) error {
 	return nil
 }
 
+// Server is what a server is, and what it must be at least.
+type Server struct {
+	Name, Version, LeastVersion string
+	APILevel, LeastAPILevel     int // of JetStream
+}
+
+// Server asks the server that b is connected to.
+func (b *Bus) Server(ctx context.Context) (Server, error) {
+	s := Server{Name: b.nc.ConnectedServerName(), Version: b.nc.ConnectedServerVersion(), LeastVersion: minVersion, LeastAPILevel: minAPILevel}
+	ctx, cancel := withDefaultTimeout(ctx, defaultRequest)
+	defer cancel()
+	info, err := b.js.AccountInfo(ctx)
+	if err != nil {
+		return s, mapError(fmt.Errorf("ask for the account: %w", err))
+	}
+	s.APILevel = info.API.Level
+	return s, nil
+}
+
+// Old reports whether it is older than it must be.
+func (s Server) Old() bool {
+	return !versionAtLeast(s.Version, s.LeastVersion) || s.APILevel < s.LeastAPILevel
+}
+
 // checkServer checks version and API level, and waits for JetStream.
 func (b *Bus) checkServer(ctx context.Context) error {
 	if have := b.nc.ConnectedServerVersion(); !versionAtLeast(have, minVersion) {

@@ -49,6 +49,10 @@ const (
 	metaEmbedded = "embedded"
 )
 
+// MetaProgram, in the metadata of a service whose version is that of a
+// protocol, is the program's.
+const MetaProgram = "program"
+
 // Durability is what a service knows of the servers that it stores at.
 type Durability struct {
 	SyncAlways bool // they fsync before they acknowledge
@@ -346,6 +350,35 @@ type ServiceFigures struct {
 	Data    json.RawMessage // of Service.Figures
 }
 
+// ServiceInfo is a running service of the fleet.
+type ServiceInfo struct {
+	Name, ID, Version string
+}
+
+// Services asks for all running services of the fleet, and waits until no
+// further one answers.
+func (b *Bus) Services(ctx context.Context) ([]ServiceInfo, error) {
+	subject, err := micro.ControlSubject(micro.InfoVerb, "", "")
+	if err != nil {
+		return nil, fmt.Errorf("ask all services: %w", err)
+	}
+	var all []ServiceInfo
+	err = b.gather(ctx, subject, func(data []byte) error {
+		var info micro.Info
+		if err := json.Unmarshal(data, &info); err != nil {
+			return err
+		}
+		if _, ours := info.Metadata[metaSync]; ours {
+			all = append(all, ServiceInfo{Name: info.Name, ID: info.ID, Version: cmp.Or(info.Metadata[MetaProgram], info.Version)})
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, ErrNoResponders) {
+		return nil, fmt.Errorf("ask all services: %w", err)
+	}
+	return all, nil
+}
+
 // figuresQuiet ends the wait for further instances, figuresFirst that for any.
 const (
 	figuresQuiet = 300 * time.Millisecond
@@ -359,12 +392,34 @@ func (b *Bus) ServiceFigures(ctx context.Context, name string) ([]ServiceFigures
 	if err != nil {
 		return nil, fmt.Errorf("ask service %s: %w", name, err)
 	}
-	c, err := b.Converse(subject, nil, nil)
+	var all []ServiceFigures
+	err = b.gather(ctx, subject, func(data []byte) error {
+		var s struct {
+			ID      string          `json:"id"`
+			Started time.Time       `json:"started"`
+			Data    json.RawMessage `json:"data"`
+		}
+		if err := json.Unmarshal(data, &s); err != nil {
+			return err
+		}
+		all = append(all, ServiceFigures{ID: s.ID, Started: s.Started, Data: s.Data})
+		return nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("ask service %s: %w", name, err)
 	}
+	return all, nil
+}
+
+// gather asks everybody at subject, and takes answers until no further one
+// comes.
+func (b *Bus) gather(ctx context.Context, subject string, take func(data []byte) error) error {
+	c, err := b.Converse(subject, nil, nil)
+	if err != nil {
+		return err
+	}
 	defer c.Close()
-	var all []ServiceFigures
+	some := false
 	for patience := figuresFirst; ; patience = figuresQuiet {
 		waiting, cancel := context.WithTimeout(ctx, patience)
 		m, err := c.Next(waiting)
@@ -372,21 +427,16 @@ func (b *Bus) ServiceFigures(ctx context.Context, name string) ([]ServiceFigures
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
-			return nil, fmt.Errorf("ask service %s: %w", name, mapError(ctx.Err()))
-		case errors.Is(err, ErrTimeout) && len(all) > 0:
-			return all, nil
+			return mapError(ctx.Err())
+		case errors.Is(err, ErrTimeout) && some:
+			return nil
 		default:
-			return nil, fmt.Errorf("ask service %s: %w", name, err)
+			return err
 		}
-		var s struct {
-			ID      string          `json:"id"`
-			Started time.Time       `json:"started"`
-			Data    json.RawMessage `json:"data"`
+		if err := take(m.Data); err != nil {
+			return err
 		}
-		if err := json.Unmarshal(m.Data, &s); err != nil {
-			return nil, fmt.Errorf("ask service %s: %w", name, err)
-		}
-		all = append(all, ServiceFigures{ID: s.ID, Started: s.Started, Data: s.Data})
+		some = true
 	}
 }
 

@@ -24,8 +24,12 @@ const (
 	ObjectsIndex = "FLEET_INDEX" // checkpoints of the routers' index
 )
 
-// Headers of messages, beside Nats-Msg-Id and traceparent.
+// Headers of messages, beside Nats-Msg-Id.
 const (
+	// HeaderTraceparent is the W3C trace context: on a dispatch or a run that is
+	// started its caller's, on what the fleet sends the span that sends it.
+	HeaderTraceparent = "traceparent"
+
 	HeaderKind      = "Fleet-Kind"      // what a record says, see fleet.Event
 	HeaderLevel     = "Fleet-Level"     // of escalation, on a record that is one; 0: a wait for a human is over
 	HeaderWriteID   = "Fleet-Write-Id"  // tells one's own write from another's

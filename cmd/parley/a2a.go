@@ -108,7 +108,8 @@ func (a *app) remoteAgent(arg string, f *authFlags) (*remote.Remote, error) {
 
 func (a *app) newRemote(id *remote.Identity) (*remote.Remote, error) {
 	return remote.New(remote.Config{
-		Identity: id, Getenv: a.getenv, Proxy: http.ProxyFromEnvironment, Timeout: time.Duration(a.conf.Timeout), Log: a.clientLog(),
+		Identity: id, Getenv: a.getenv, Proxy: http.ProxyFromEnvironment, Timeout: time.Duration(a.conf.Timeout), Trace: a.trace(),
+		Log: a.clientLog(),
 	})
 }
 

@@ -21,7 +21,8 @@ type client struct {
 	bus     *bus.Bus
 	from    subjects.AgentID
 	timeout time.Duration
-	server  string // for messages
+	server  string     // for messages
+	header  bus.Header // of its requests
 }
 
 // busConfig says how id reaches NATS by the settings.
@@ -62,9 +63,13 @@ func (a *app) connect(ctx context.Context) (*client, error) {
 		return nil, a.noServer(err)
 	}
 	me.sign(b)
-	return &client{
+	c := &client{
 		bus: b, from: subjects.AgentID(a.conf.As), timeout: time.Duration(a.conf.Timeout), server: a.serverName(),
-	}, nil
+	}
+	if t := a.trace(); t != "" {
+		c.header = bus.Header{subjects.HeaderTraceparent: {t}}
+	}
+	return c, nil
 }
 
 func (a *app) serverName() string {
@@ -126,7 +131,7 @@ func callRaw[T any](ctx context.Context, c *client, noun, verb string, data []by
 func (c *client) request(ctx context.Context, subject string, data []byte) (bus.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	m, err := c.bus.Request(ctx, subject, data, nil)
+	m, err := c.bus.Request(ctx, subject, data, c.header)
 	var last bus.Msg
 	again := func(m bus.Msg) bool {
 		last = m
@@ -136,9 +141,9 @@ func (c *client) request(ctx context.Context, subject string, data []byte) (bus.
 	case errors.Is(err, bus.ErrNoResponders):
 		soon, stop := context.WithTimeout(ctx, patience)
 		defer stop()
-		m, err = c.bus.RequestUntil(soon, subject, data, nil, 0, again)
+		m, err = c.bus.RequestUntil(soon, subject, data, c.header, 0, again)
 	case err == nil && again(m):
-		m, err = c.bus.RequestUntil(ctx, subject, data, nil, 0, again)
+		m, err = c.bus.RequestUntil(ctx, subject, data, c.header, 0, again)
 	}
 	if err != nil && last.Data != nil {
 		return last, nil // the refusal says more than the time-out

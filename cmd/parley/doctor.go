@@ -17,6 +17,7 @@ import (
 type finding struct {
 	Check string `json:"check"`
 	OK    bool   `json:"ok"`
+	Bad   string `json:"severity,omitempty"` // how bad; absent where it is ok
 	Found string `json:"found"`
 	Then  string `json:"then,omitempty"`
 }
@@ -24,15 +25,24 @@ type finding struct {
 func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Look for what is wrong with the fleet", Args: cobra.NoArgs,
-		Long: `Look for what is wrong with the fleet: connection, streams, workers, whether
-humans can be told, what waits for them, what could not be delivered, and
-whether what was acknowledged survives a power cut. The exit code is 1 if
-anything is wrong.`,
+		Long: `Look for what is wrong with the fleet: connection and access, versions of the
+servers and workers, streams, their copies and consumers, disk and clocks,
+whether what was acknowledged survives a power cut, workers, work that nobody
+takes, whether the records of the latest tasks are sound, whether humans can be
+told, what waits for them, and what could not be delivered. What is wrong is
+
+  critical  what was acknowledged may be lost, or anybody may come in
+  major     work stands still, or soon will
+  minor     to be seen to in working hours
+
+and each line has the command that mends it. The exit code is 1 if anything is
+wrong.`,
 		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
 			found := a.examine(ctx, c)
 			ill := 0
-			for _, f := range found {
-				if !f.OK {
+			for i := range found {
+				if f := &found[i]; !f.OK {
+					f.Bad = badness(f.Check)
 					ill++
 				}
 			}
@@ -45,7 +55,7 @@ anything is wrong.`,
 				for _, f := range found {
 					is := a.paint(green, "ok")
 					if !f.OK {
-						is = a.paint(red, "ill")
+						is = a.paint(red, f.Bad)
 					}
 					g.add(f.Check, is, f.Found, f.Then)
 				}
@@ -66,11 +76,13 @@ func (a *app) examine(ctx context.Context, c *client) []finding {
 	begin := time.Now()
 	ping := c.bus.Ping(ctx)
 	list := []finding{judge("connection", ping, c.server+", "+roughly(time.Since(begin)), "see that the server answers")}
+	list = append(list, a.access(ctx), serverFinding(c.bus.Server(ctx)), a.versions(ctx, c))
 	err := c.bus.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify, Replicas: a.conf.Replicas})
 	list = append(list, judge("streams", err, "as they must be, on files", "parley serve --provision create  makes what is missing"),
 		writes(ctx, c.bus), copies(ctx, c.bus), a.synced(ctx, c.bus))
+	list = append(list, a.storage(ctx, c.bus)...)
 	_, err = call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{Limit: 1})
-	list = append(list, judge("router", err, "answers", "parley serve --workers router"))
+	list = append(list, judge("router", err, "answers", "parley serve --workers router"), stuck(ctx, c), records(ctx, c))
 	s, err := call[fleet.EscalationStatusReply](ctx, c, "escalation", "status", fleet.EscalationStatus{})
 	list = append(list, judge("escalation", err, fmt.Sprintf("%d alerts, %d tasks wait for a human", s.value.Open, s.value.Waiting), "parley serve --workers escalation"))
 	if err == nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -180,7 +179,6 @@ output, and its exit code tells how the task ended.`,
 			if err := t.apply(d, cmd.Flags(), a.now()); err != nil {
 				return err
 			}
-			d.Traceparent = cmp.Or(d.Traceparent, a.trace())
 			return a.ask(func(ctx context.Context, c *client, _ []string) error {
 				return a.send(ctx, c, d, wait, limit)
 			})(cmd, args)

@@ -38,7 +38,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *me
 	case "router":
 		c := a.conf
 		cfg := router.Config{
-			Bus: b, Sessions: sessionContext{b}, MaxQueued: c.MaxQueued, KeepEnded: c.KeepEnded, Log: log,
+			Bus: b, Sessions: sessionContext{b}, MaxQueued: c.MaxQueued, KeepEnded: c.KeepEnded, Log: log, Version: semver(),
 			Operators: a.operators(), HumanContact: len(a.contacts()) > 0,
 			Policy: router.Policy{
 				MaxRetries: &c.MaxRetries, OnBlocked: c.OnBlocked, Escalate: c.Escalate,

@@ -67,6 +67,7 @@ type AlertTask struct {
 	TokenBudget int64              `json:"token_budget,omitzero"`
 	AlertRepeat float64            `json:"alert_repeat"` // seconds
 	GiveUpAt    time.Time          `json:"give_up_at"`
+	Traceparent string             `json:"traceparent,omitempty"` // of the escalation, in the task's trace
 	Unknown     Unknown            `json:",unknown"`
 }
 

@@ -54,6 +54,7 @@ type Delivery struct {
 	Schedule    string              `json:"schedule,omitempty"`     // absent human
 	NotAfter    *time.Time          `json:"not_after,omitempty"`    // absent 24 h after it was stored
 	TaskID      subjects.TaskID     `json:"task_id,omitempty"`
+	Traceparent string              `json:"traceparent,omitempty"` // absent: it is part of no trace
 	Unknown     Unknown             `json:",unknown"`
 }
 
@@ -94,7 +95,9 @@ type DeliveryState struct {
 	DurationMS int64               `json:"duration_ms,omitzero"` // of the last attempt
 	Replays    int                 `json:"replays,omitzero"`     // how often an operator replayed it
 	By         subjects.AgentID    `json:"by,omitempty"`         // the operator who replayed or dropped it
-	Unknown    Unknown             `json:",unknown"`
+
+	Traceparent string  `json:"traceparent,omitempty"` // as the delivery has it
+	Unknown     Unknown `json:",unknown"`
 }
 
 // Sending says who has an attempt in hand. Unless it tells how that ended
@@ -103,6 +106,12 @@ type Sending struct {
 	By           string  `json:"by"`
 	LeaseSeconds float64 `json:"lease_seconds"`
 }
+
+// Trace is the delivery's.
+func (s *DeliveryState) Trace() Trace { return TraceOf(s.DeliveryID, s.Traceparent) }
+
+// Post numbers the attempt, over all replays.
+func (s *DeliveryState) Post() int { return s.Replays<<16 + s.Attempts }
 
 // DecodeDelivery reads a WEBHOOK_DELIVERY. Absent content_type and schedule
 // have their defaults afterwards; an absent not_after depends on the clock.
@@ -133,6 +142,7 @@ func (d *Delivery) check(p *problems) {
 	p.token("/endpoint", "endpoint", d.Endpoint, false)
 	p.token("/order", "order", d.Order, true)
 	p.taskID("/task_id", d.TaskID, false)
+	p.Traceparent("/traceparent", d.Traceparent)
 	if d.Endpoint == "" && d.URL == "" {
 		p.invalid("/endpoint", "expected an endpoint or a url, got neither")
 	}
@@ -163,6 +173,7 @@ func (s *DeliveryState) check(p *problems) {
 	p.token("/delivery_id", "delivery_id", string(s.DeliveryID), true)
 	p.token("/order", "order", s.Order, true)
 	p.taskID("/task_id", s.TaskID, false)
+	p.Traceparent("/traceparent", s.Traceparent)
 	p.oneOf("/state", s.State, DeliveryStates()...)
 	if s.State == "" {
 		p.invalid("/state", "expected a state of a delivery, got nothing")

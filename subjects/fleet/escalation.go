@@ -25,7 +25,9 @@ type Escalation struct {
 	Seq     uint64          `json:"seq,omitzero"`      // of the record that escalates
 	Attempt int             `json:"attempt,omitzero"`
 	State   State           `json:"state,omitempty"` // of the task
-	Unknown Unknown         `json:",unknown"`
+	// Traceparent is the escalation's in the task's trace.
+	Traceparent string  `json:"traceparent,omitempty"`
+	Unknown     Unknown `json:",unknown"`
 }
 
 // EscalationError is what went wrong. The source's codes are in capitals.
@@ -51,7 +53,7 @@ func NewEscalation(e *Event, level int) *Escalation {
 	m := &Escalation{
 		ProtocolVersion: EscalationVersion, MessageType: EscalationType,
 		SessionID: e.Facts.SessionID, Level: level, Timestamp: e.Time, Reason: ReasonError,
-		TaskID: e.TaskID, Seq: e.Seq, Attempt: e.Attempt, State: e.State,
+		TaskID: e.TaskID, Seq: e.Seq, Attempt: e.Attempt, State: e.State, Traceparent: e.Called(),
 	}
 	var code subjects.Code
 	if n := len(e.Facts.Attempts); n > 0 {
@@ -145,5 +147,6 @@ func (m *Escalation) check(p *problems) {
 	}
 	p.taskID("/task_id", m.TaskID, false)
 	p.attempt("/attempt", m.Attempt)
+	p.Traceparent("/traceparent", m.Traceparent)
 	p.state(m.State, false)
 }

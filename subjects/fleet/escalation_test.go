@@ -45,6 +45,7 @@ func TestNewEscalation(t *testing.T) {
 	want := &fleet.Escalation{
 		ProtocolVersion: "1.0.0", MessageType: "escalation", SessionID: "a2a-20251122T120000Z-7f3a9c21", Level: 2,
 		Reason: "timeout", OriginalAgent: "status", AlternativeAgent: "ops", Timestamp: at, TaskID: "t", Seq: 4, Attempt: 1, State: fleet.StateQueued,
+		Traceparent: fleet.TraceOf(subjects.TaskID("t"), "").In(fleet.SpanEscalate, 4),
 		Error: fleet.EscalationError{
 			Code: "AGENT_TIMEOUT", Message: "no result",
 			Details: json.RawMessage(`{"tried":[{"attempt":1,"agent_id":"status","code":"agent_timeout","message":"no result"}]}`),

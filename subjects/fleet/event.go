@@ -82,7 +82,16 @@ type Data struct {
 	Answer   *Answer         `json:"answer,omitempty"`
 	Message  *Message        `json:"message,omitempty"`
 	Human    *HumanAnswer    `json:"human,omitempty"` // resumed, outcome: what a human decided
+	Spent    *Spent          `json:"spent,omitempty"` // spent: by whom
 	Unknown  Unknown         `json:",unknown"`
+}
+
+// Spent is what an attempt told late.
+type Spent struct {
+	AgentID subjects.AgentID `json:"agent_id"`
+	Attempt int              `json:"attempt"`
+	Tokens  int64            `json:"tokens"`
+	Unknown Unknown          `json:",unknown"`
 }
 
 // Answer is what somebody answered to a question.
@@ -127,6 +136,7 @@ type Facts struct {
 	SessionID     subjects.SessionID `json:"session_id,omitempty"`
 	RunID         subjects.RunID     `json:"run_id,omitempty"`
 	ContextID     string             `json:"context_id,omitempty"`  // of its input
+	Traceparent   string             `json:"traceparent,omitempty"` // its caller's
 	PayloadHash   string             `json:"payload_hash"`          // of the dispatch, hex SHA-256
 	DispatchSeq   uint64             `json:"dispatch_seq,omitzero"` // stream sequence of record 1; absent in it
 

@@ -1,20 +1,20 @@
 package fleet
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"strconv"
-
-	"parley/subjects"
 )
 
-// Trace is the W3C trace that a task belongs to. Its spans have ids that follow
-// from the task, so that whoever tells of one names the same.
+// Trace is the W3C trace that a task belongs to, or a run, or a webhook
+// delivery. Its spans have ids that follow from the id of that, so that whoever
+// tells of one names the same.
 type Trace struct {
 	ID      [16]byte
-	Parent  [8]byte // the span that dispatched the task; zero: none
+	Parent  [8]byte // the span that began it; zero: none
 	Flags   byte    // bit 0: whoever began the trace records it
-	task    subjects.TaskID
+	of      string
 	derived bool
 }
 
@@ -22,16 +22,19 @@ type Trace struct {
 const (
 	SpanTask     = "task"     // the whole task, number 0
 	SpanWait     = "wait"     // for an agent, from 1
-	SpanAttempt  = "attempt"  // by its number
+	SpanAttempt  = "attempt"  // by its number; the offer names it
 	SpanQuestion = "question" // of an agent, from 1
 	SpanHuman    = "human"    // the wait for one, from 1
-	SpanEscalate = "escalate" // by the number of the attempt
+	SpanEscalate = "escalate" // by the seq of the record
+	SpanRun      = "run"      // the whole run, number 0
+	SpanWebhook  = "webhook"  // the whole delivery, number 0
+	SpanPost     = "post"     // of a delivery, by the number of the attempt
 )
 
-// TraceOf is the trace of a task: that of its dispatch's traceparent, or one
-// that follows from its id.
-func TraceOf(id subjects.TaskID, traceparent string) Trace {
-	t := Trace{task: id, Flags: 1}
+// TraceOf is the trace of what has an id: that of the traceparent that it came
+// with, or one that follows from the id.
+func TraceOf[ID ~string](id ID, traceparent string) Trace {
+	t := Trace{of: string(id), Flags: 1}
 	if !ValidTraceparent(traceparent) {
 		sum := sha256.Sum256([]byte("trace\x00" + string(id)))
 		copy(t.ID[:], sum[:])
@@ -47,12 +50,15 @@ func TraceOf(id subjects.TaskID, traceparent string) Trace {
 	return t
 }
 
-// Derived reports whether the trace follows from the task's id alone.
+// TraceID is the trace's id, in hexadecimal.
+func (t Trace) TraceID() string { return hex.EncodeToString(t.ID[:]) }
+
+// Derived reports whether the trace follows from the id alone.
 func (t Trace) Derived() bool { return t.derived }
 
-// Span is the id of one of the task's spans.
+// Span is the id of one of its spans.
 func (t Trace) Span(kind string, n int) (id [8]byte) {
-	sum := sha256.Sum256([]byte(string(t.task) + "\x00" + kind + "\x00" + strconv.Itoa(n)))
+	sum := sha256.Sum256([]byte(t.of + "\x00" + kind + "\x00" + strconv.Itoa(n)))
 	copy(id[:], sum[:])
 	return id
 }
@@ -60,4 +66,30 @@ func (t Trace) Span(kind string, n int) (id [8]byte) {
 // Traceparent is what is handed on to whom a span calls.
 func (t Trace) Traceparent(span [8]byte) string {
 	return "00-" + hex.EncodeToString(t.ID[:]) + "-" + hex.EncodeToString(span[:]) + "-" + hex.EncodeToString([]byte{t.Flags})
+}
+
+// In is the traceparent of one of its spans.
+func (t Trace) In(kind string, n int) string { return t.Traceparent(t.Span(kind, n)) }
+
+// Trace is the task's.
+func (e *Event) Trace() Trace { return TraceOf(e.TaskID, e.Facts.Traceparent) }
+
+// Escalates is the level of escalation that the record is, 0 for none, unless
+// the task waited for a human before.
+func (e *Event) Escalates() int {
+	switch {
+	case e.Kind == KindRetry:
+		return 1
+	case e.Kind == KindReroute:
+		return 2
+	case e.Kind == KindHuman, e.Kind == KindOutcome && e.Seq > 1 && (e.State == StateError || e.State == StateBlocked):
+		return 3
+	}
+	return 0
+}
+
+// Called is the traceparent for whoever is told of the escalation that the
+// record is, or that its task waits for.
+func (e *Event) Called() string {
+	return e.Trace().In(SpanEscalate, int(cmp.Or(e.Facts.AskedSeq, e.Seq)))
 }

@@ -54,10 +54,12 @@ type Record struct {
 	Cancel   string           `json:"cancel,omitempty"` // somebody wants it canceled, and why
 	// SessionID is of the session in which the nodes work; absent where the
 	// fleet has no sessions.
-	SessionID  subjects.SessionID `json:"session_id,omitempty"`
-	Definition Definition         `json:"definition"`
-	Nodes      map[NodeID]Status  `json:"nodes"`
-	Unknown    fleet.Unknown      `json:",unknown"`
+	SessionID subjects.SessionID `json:"session_id,omitempty"`
+	// Traceparent is of whoever started it; absent: its trace is its own.
+	Traceparent string            `json:"traceparent,omitempty"`
+	Definition  Definition        `json:"definition"`
+	Nodes       map[NodeID]Status `json:"nodes"`
+	Unknown     fleet.Unknown     `json:",unknown"`
 }
 
 // Status is how far a node has come.

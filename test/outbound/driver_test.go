@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,11 +27,15 @@ func TestBindings(t *testing.T) {
 		t.Run(string(b), func(t *testing.T) {
 			t.Parallel()
 			w, f, far := all.in(t), newFar(t, b), subjects.AgentID(fmt.Sprintf("far%d", i))
+			const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 			w.remote(far, f.url)
 			progress := w.listen(far)
 
-			id := w.dispatch("chunks a b c", pinned(far))
+			id := w.dispatch("chunks a b c", pinned(far), func(d *fleet.Dispatch) { d.Traceparent = trace })
 			r := w.result(id, fleet.StateDone)
+			if of := fleet.TraceOf(id, trace).In(fleet.SpanAttempt, 1); !slices.Contains(f.traceparents(), of) {
+				t.Errorf("the agent was told of the traces %q, not of the attempt's %s", f.traceparents(), of)
+			}
 			if got := output(r); got != "0;1;2;" {
 				t.Errorf("output %q", got)
 			}

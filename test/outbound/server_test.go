@@ -28,6 +28,7 @@ type far struct {
 	mu       sync.Mutex
 	gates    map[string]chan struct{}
 	messages []*a2a.Message // that the script was given
+	traces   []string       // traceparent of each message's request
 	canceled int
 	calls    map[string]int // of the server, by method
 	fault    func(rw http.ResponseWriter, r *http.Request, method string, n int) http.ResponseWriter
@@ -144,6 +145,12 @@ func (f *far) heard() []*a2a.Message {
 	return append([]*a2a.Message(nil), f.messages...)
 }
 
+func (f *far) traceparents() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]string(nil), f.traces...)
+}
+
 func (f *far) cancels() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -190,6 +197,8 @@ func (f *far) Execute(ctx context.Context, e *a2asrv.ExecutorContext) iter.Seq2[
 	return func(yield func(a2a.Event, error) bool) {
 		f.mu.Lock()
 		f.messages = append(f.messages, e.Message)
+		trace, _ := e.ServiceParams.Get("traceparent")
+		f.traces = append(f.traces, trace...)
 		f.mu.Unlock()
 		text := ""
 		for _, p := range e.Message.Parts {

@@ -78,7 +78,8 @@ func (w *Worker) start(ctx, life context.Context, m bus.Msg, h *held) {
 		w.hand.forget(h)
 		return
 	}
-	w.log.Debug("accepted", slog.String("task_id", string(h.id)), slog.Int("attempt", h.attempt))
+	w.log.Debug("accepted", slog.String("task_id", string(h.id)), slog.Int("attempt", h.attempt),
+		slog.String("trace_id", fleet.TraceOf(h.id, h.task.Dispatch.Traceparent).TraceID()))
 	w.work.Go(func() { w.do(ctx, life, h) })
 }
 

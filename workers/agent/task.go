@@ -128,7 +128,7 @@ func (l link) send(p progress) {
 	attempt, _ := l.w.hand.turn(l.h)
 	g := l.message(attempt)
 	g.Text, g.Percent, g.TokensSpent = p.text, p.percent, p.tokens
-	if err := l.w.cfg.Bus.Publish(l.subject(), fleet.MustEncode(g), nil); err != nil {
+	if err := l.w.cfg.Bus.Publish(l.subject(), fleet.MustEncode(g), l.h.trace(bus.Header{})); err != nil {
 		l.w.log.Debug("report progress", slog.String("task_id", string(l.h.id)), slog.Any("error", err))
 	}
 }
@@ -220,7 +220,7 @@ func (w *Worker) request(ctx context.Context, h *held, subject string, build fun
 		}
 		try, stop := until(ctx, moved)
 		var said error
-		_, err = w.cfg.Bus.RequestUntil(try, subject, data, messageID(), requestTry, func(m bus.Msg) (again bool) {
+		_, err = w.cfg.Bus.RequestUntil(try, subject, data, h.trace(messageID()), requestTry, func(m bus.Msg) (again bool) {
 			said, again = answer(m)
 			return again
 		})
@@ -254,6 +254,12 @@ const requestTry = 5 * time.Second
 
 // messageID marks the repeats of one message as such.
 func messageID() bus.Header { return bus.Header{"Nats-Msg-Id": {rand.Text()}} }
+
+// trace has what is said about a task be a part of its attempt.
+func (h *held) trace(of bus.Header) bus.Header {
+	of.Set(subjects.HeaderTraceparent, h.task.Dispatch.Traceparent)
+	return of
+}
 
 // answer reads a router's reply: nil when the message counted, what was said
 // instead, and whether that asks for the same message again.

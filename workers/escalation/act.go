@@ -177,6 +177,9 @@ func (w *Worker) do(ctx context.Context, d due) error {
 	case policy.Apply:
 		return w.apply(ctx, d.group)
 	}
+	if e.TaskID == "" && d.shown.Count == 1 && len(d.shown.Tasks) == 1 { // it is about that one
+		e.TaskID = d.shown.Tasks[0].TaskID
+	}
 	if err := w.putAlert(ctx, d.group, is, d.rev, e); err != nil {
 		return err
 	}
@@ -246,6 +249,9 @@ func (w *Worker) call(ctx context.Context, what due, c policy.Call) error {
 	}
 	if shown.Count == 1 {
 		d.TaskID = shown.Tasks[0].TaskID
+	}
+	if len(shown.Tasks) > 0 { // one call, one trace: that of the task that waits longest
+		d.Traceparent = shown.Tasks[0].Traceparent
 	}
 	return w.deliver(ctx, d)
 }

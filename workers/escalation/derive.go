@@ -83,7 +83,7 @@ func (w *Worker) patiently(ctx context.Context, m bus.Msg, level string) bool {
 		if ctx.Err() != nil {
 			return false
 		}
-		w.log.Warn("derive an escalation", slog.Uint64("seq", m.Seq), attrErr(err))
+		w.log.Warn("derive an escalation", slog.String("task_id", taskOf(m)), slog.Uint64("seq", m.Seq), attrErr(err))
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
@@ -104,7 +104,7 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 	}
 	e, err := fleet.DecodeEvent(full.Data)
 	if err != nil {
-		w.log.Error("decode a record", slog.Uint64("seq", m.Seq), attrErr(err))
+		w.log.Error("decode a record", slog.String("task_id", taskOf(m)), slog.Uint64("seq", m.Seq), attrErr(err))
 		return nil
 	}
 	if level == "0" {
@@ -129,10 +129,10 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 // cursor was kept, or by another replica, is not derived twice. What is there is
 // looked at only where something is.
 func (w *Worker) keepEscalation(ctx context.Context, e *fleet.Event, level int) error {
-	id := recordID(e.TaskID, e.Seq)
+	id, told := recordID(e.TaskID, e.Seq), fleet.NewEscalation(e, level)
 	r := bus.Record{
-		Subject: subjects.Escalation(level, e.TaskID), WriteID: id, Header: bus.Header{"Nats-Msg-Id": {id}},
-		Data: fleet.MustEncode(fleet.NewEscalation(e, level)),
+		Subject: subjects.Escalation(level, e.TaskID), WriteID: id,
+		Header: bus.Header{"Nats-Msg-Id": {id}, subjects.HeaderTraceparent: {told.Traceparent}}, Data: fleet.MustEncode(told),
 	}
 	for look := len(e.Facts.Attempts) > 1; ; look = true {
 		if look {
@@ -152,6 +152,14 @@ func (w *Worker) keepEscalation(ctx context.Context, e *fleet.Event, level int) 
 			return err
 		}
 	}
+}
+
+// taskOf is the task whose record m is.
+func taskOf(m bus.Msg) string {
+	if vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject); ok {
+		return vars[0]
+	}
+	return ""
 }
 
 func recordID(task subjects.TaskID, seq uint64) string { return fmt.Sprintf("%s/%d", task, seq) }

@@ -75,6 +75,7 @@ func (w *Worker) raise(ctx context.Context, task subjects.TaskID, seq uint64) (e
 	if err := w.putWaiting(ctx, m); err != nil {
 		return err
 	}
+	w.log.Debug("a task waits for a human", slog.String("task_id", string(task)), slog.String("group", m.Group), slog.String("code", string(m.Task.Code)))
 	// It may have gone on while this was written. Where the record that says so
 	// is yet to be read here, its reader finds what was written.
 	if w.recent.get(task, seq) != nil {

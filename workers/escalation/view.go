@@ -308,7 +308,7 @@ func alertTask(e *fleet.Event) fleet.AlertTask {
 	t := fleet.AlertTask{
 		TaskID: e.TaskID, Seq: cmp.Or(e.Facts.AskedSeq, e.Seq), From: e.Facts.From, Since: e.Time, SessionID: e.Facts.SessionID, RunID: e.Facts.RunID,
 		Tried: fleet.TriedIn(e, 5), TokensSpent: e.Facts.TokensSpent, TokenBudget: e.Facts.TokenBudget,
-		AlertRepeat: e.Facts.Policy.AlertRepeat, GiveUpAt: e.Facts.Deadline,
+		AlertRepeat: e.Facts.Policy.AlertRepeat, GiveUpAt: e.Facts.Deadline, Traceparent: e.Called(),
 	}
 	if e.Facts.GiveUpAt != nil && e.Facts.GiveUpAt.Before(t.GiveUpAt) {
 		t.GiveUpAt = *e.Facts.GiveUpAt

@@ -252,6 +252,9 @@ func (w *Worker) event(ctx context.Context, e fleet.AlertEvent) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	attrs := []any{slog.String("alert_id", e.AlertID), slog.String("event", e.Event), slog.String("by", e.By), slog.String("message", e.Message)}
+	if e.TaskID != "" {
+		attrs = append(attrs, slog.String("task_id", string(e.TaskID)))
+	}
 	if _, err := w.bus.Store(ctx, subjects.Alert(e.AlertID), fleet.MustEncode(&e), "", nil); err != nil {
 		w.log.Warn("keep an event of an alert", append(attrs, slog.Any("error", err))...)
 		return

@@ -235,10 +235,15 @@ func ask[T any](ctx context.Context, w *Worker, from subjects.AgentID, noun, ver
 	if !ok {
 		data = fleet.MustEncode(req)
 	}
+	return askWith[T](ctx, w, subjects.API(from, noun, verb), data, nil)
+}
+
+// askWith is ask with headers.
+func askWith[T any](ctx context.Context, w *Worker, subject string, data []byte, h bus.Header) (T, error) {
 	var none T
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, bus.ErrTimeout)
 	defer cancel()
-	m, err := w.cfg.Bus.RequestUntil(ctx, subjects.API(from, noun, verb), data, nil, 0, nil)
+	m, err := w.cfg.Bus.RequestUntil(ctx, subject, data, h, 0, nil)
 	if err != nil {
 		return none, err
 	}

@@ -280,7 +280,7 @@ func (p *pusher) tellAll(ctx context.Context, key string, k kept, all []news, la
 			continue
 		}
 		for i, f := range n.frames {
-			if err := p.tell(ctx, key, &k.pushConfig, n.seq, i, f); err != nil {
+			if err := p.tell(ctx, key, &k.pushConfig, last.Trace(), n.seq, i, f); err != nil {
 				return err
 			}
 		}
@@ -290,7 +290,7 @@ func (p *pusher) tellAll(ctx context.Context, key string, k kept, all []news, la
 
 // tell stores one delivery. Its id says what it is, so that it is one however
 // often it is stored.
-func (p *pusher) tell(ctx context.Context, key string, c *pushConfig, seq uint64, part int, f frame) error {
+func (p *pusher) tell(ctx context.Context, key string, c *pushConfig, trace fleet.Trace, seq uint64, part int, f frame) error {
 	body, err := protojson.Marshal(f.msg)
 	if err == nil {
 		body, err = compact(body)
@@ -300,7 +300,7 @@ func (p *pusher) tell(ctx context.Context, key string, c *pushConfig, seq uint64
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d", key, seq, part))
 	d := c.delivery(hex.EncodeToString(sum[:20]), p.w.cfg.PushEndpoint)
-	d.Body = body
+	d.Body, d.Traceparent = body, trace.In(fleet.SpanTask, 0)
 	data, err := fleet.Encode(d)
 	if err != nil {
 		return err

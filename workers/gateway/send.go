@@ -10,6 +10,7 @@ import (
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 
+	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -142,9 +143,8 @@ func newDispatch(c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest
 	if c.key != "" {
 		d.Task.IdempotencyKey = c.key
 		d.Input.ContextID = pick(d.Input.ContextID, uuid.NewSHA1(idsOfKeys, []byte(string(c.from)+"\x00"+c.key)).String())
-		return d, nil // without a trace: a repeated request has another one
+		return d, nil
 	}
-	d.Traceparent = c.traceparent
 	v7, err := uuid.NewV7()
 	if err != nil {
 		return nil, err
@@ -157,7 +157,11 @@ func newDispatch(c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest
 // dispatched asks the fleet to take a dispatch. With a watch, its task id is
 // chosen here, which makes a repeat safe.
 func (w *Worker) dispatched(ctx context.Context, c *call, data []byte, x *watch) (*sent, error) {
-	reply, err := ask[fleet.Dispatched](ctx, w, c.from, "task", "dispatch", data)
+	h := bus.Header{} // the trace is there: a repeated request has another one
+	if c.traceparent != "" {
+		h.Set(subjects.HeaderTraceparent, c.traceparent)
+	}
+	reply, err := askWith[fleet.Dispatched](ctx, w, subjects.API(c.from, "task", "dispatch"), data, h)
 	if err != nil {
 		if x != nil {
 			w.feed.unwatch(x)

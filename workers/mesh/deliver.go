@@ -117,7 +117,7 @@ func (w *Worker) tellOrigin(ctx context.Context, e *entry, a *mesh.Ack) {
 		Subject: subjects.MeshState(origin, string(a.MessageID)), WriteID: uuid.NewString(), Data: fleet.MustEncode(a),
 	})
 	if err != nil && !errors.Is(err, bus.ErrConflict) {
-		w.log.Warn("the sender of a thread is not told", slog.String("thread_id", string(e.thread)), slog.Any("error", err))
+		w.log.Warn("the sender of a thread is not told", slog.String("thread_id", string(e.thread)), slog.String("message_id", string(a.MessageID)), slog.Any("error", err))
 	}
 }
 

@@ -84,7 +84,11 @@ func (w *Worker) onMessage(m bus.Msg) {
 		e = c.message(stored{from, to, m.Seq, len(m.Data), m.Time, msg, err})
 	})
 	if e == nil {
-		w.log.Debug("message was sent before", slog.String("from", vars[1]), slog.Uint64("seq", m.Seq))
+		attrs := []any{slog.String("from", vars[1]), slog.Uint64("seq", m.Seq)}
+		if msg != nil {
+			attrs = append(attrs, slog.String("message_id", string(msg.MessageID)))
+		}
+		w.log.Debug("message was sent before", attrs...)
 		return
 	}
 	w.bells.ring(inboxBell(to), messageBell(e.key))

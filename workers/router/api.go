@@ -20,26 +20,26 @@ func (w *Worker) service() bus.Service {
 	s := bus.Service{
 		Name: "fleet", Version: "2.0.0", Queue: "routers",
 		Description: "Parley: dispatch tasks to a fleet of agents and follow them",
-		Metadata:    map[string]string{"kind": "router", "router_id": string(w.cfg.ID)},
+		Metadata:    map[string]string{"kind": "router", "router_id": string(w.cfg.ID), bus.MetaProgram: w.cfg.Version},
 		Concurrency: 1 << 14, // callers that wait cost a goroutine each
 		Figures:     func() any { return w.Figures() },
 	}
 	for _, e := range []struct {
 		noun, verb, does string
-		call             func(context.Context, subjects.AgentID, []byte) (any, error)
+		call             func(context.Context, subjects.AgentID, bus.Msg) (any, error)
 	}{
 		{"task", "dispatch", "accept a TASK_DISPATCH or a plain-text brief", w.apiDispatch},
-		{"task", "get", "a task as its latest record tells it", w.apiGet},
-		{"task", "wait", "a task once it has ended, or when the time is over", w.apiWait},
-		{"task", "list", "the tasks that live and those that ended lately", w.apiList},
-		{"task", "events", "the records of a task", w.apiEvents},
-		{"task", "cancel", "end a task", w.apiCancel},
-		{"task", "answer", "answer the open question of a task", w.apiAnswer},
-		{"task", "message", "add a follow-up to a task that is under way", w.apiMessage},
-		{"task", "resume", "answer a task that waits for a human", w.apiResume},
-		{"task", "explain", "why each agent was or was not chosen", w.apiExplain},
-		{"agent", "drain", "offer an agent nothing more", w.apiDrain(true)},
-		{"agent", "resume", "offer an agent tasks again", w.apiDrain(false)},
+		{"task", "get", "a task as its latest record tells it", of(w.apiGet)},
+		{"task", "wait", "a task once it has ended, or when the time is over", of(w.apiWait)},
+		{"task", "list", "the tasks that live and those that ended lately", of(w.apiList)},
+		{"task", "events", "the records of a task", of(w.apiEvents)},
+		{"task", "cancel", "end a task", of(w.apiCancel)},
+		{"task", "answer", "answer the open question of a task", of(w.apiAnswer)},
+		{"task", "message", "add a follow-up to a task that is under way", of(w.apiMessage)},
+		{"task", "resume", "answer a task that waits for a human", of(w.apiResume)},
+		{"task", "explain", "why each agent was or was not chosen", of(w.apiExplain)},
+		{"agent", "drain", "offer an agent nothing more", of(w.apiDrain(true))},
+		{"agent", "resume", "offer an agent tasks again", of(w.apiDrain(false))},
 	} {
 		pattern := subjects.APIPattern(e.noun, e.verb)
 		s.Endpoints = append(s.Endpoints, bus.Endpoint{
@@ -50,7 +50,7 @@ func (w *Worker) service() bus.Service {
 				if !ok {
 					return nil, subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, pattern)
 				}
-				v, err := e.call(ctx, subjects.AgentID(vars[0]), m.Data)
+				v, err := e.call(ctx, subjects.AgentID(vars[0]), m)
 				if err != nil {
 					if subjects.CodeOf(err) == subjects.CodeInternal {
 						w.log.Error("answer an API call", slog.String("subject", m.Subject), slog.Any("error", err))
@@ -62,6 +62,13 @@ func (w *Worker) service() bus.Service {
 		})
 	}
 	return s
+}
+
+// of is a call that needs no more of a request than its data.
+func of(call func(context.Context, subjects.AgentID, []byte) (any, error)) func(context.Context, subjects.AgentID, bus.Msg) (any, error) {
+	return func(ctx context.Context, from subjects.AgentID, m bus.Msg) (any, error) {
+		return call(ctx, from, m.Data)
+	}
 }
 
 func (w *Worker) operator(from subjects.AgentID) bool { return slices.Contains(w.cfg.Operators, from) }

@@ -149,6 +149,7 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 		return err
 	}
 	w.figures.count(n)
+	w.logRecord(ctx, n)
 	cur.lastSeq = seq
 	if n.Kind == fleet.KindWorking && plant.Sometimes("two_leases", 50) {
 		return w.store(ctx, &view{ev: n, lastSeq: seq, firstSeq: cur.firstSeq}, working(n, holderOf(n), w.now()))
@@ -177,12 +178,32 @@ func recordHeader(cur, n *fleet.Event) bus.Header {
 // announceOutcome lets whoever listens hear the outcome; the kept one is the
 // record.
 func (w *Worker) announceOutcome(n *fleet.Event) {
-	h := bus.Header{subjects.HeaderKind: {string(n.State)}}
+	h := bus.Header{subjects.HeaderKind: {string(n.State)}, subjects.HeaderTraceparent: {n.Trace().In(fleet.SpanTask, 0)}}
 	if err := w.bus.Publish(subjects.Outcome(n.Facts.From, n.TaskID), n.Data.Result, h); err != nil {
 		w.log.Debug("publish outcome", slog.String("task_id", string(n.TaskID)), slog.Any("error", err))
 	}
-	w.log.Debug("task ended", slog.String("task_id", string(n.TaskID)), slog.String("state", string(n.State)),
-		slog.String("agent_id", string(n.AgentID)), slog.Int("attempt", n.Attempt))
+}
+
+// logRecord logs a record that was stored: the story of a task is its lines.
+func (w *Worker) logRecord(ctx context.Context, n *fleet.Event) {
+	if !w.log.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("task_id", string(n.TaskID)), slog.String("kind", n.Kind), slog.String("state", string(n.State)), slog.Uint64("seq", n.Seq),
+		slog.Int("attempt", n.Attempt), slog.String("trace_id", n.Trace().TraceID()),
+	}
+	for key, id := range map[string]string{
+		"agent_id": string(n.AgentID), "session_id": string(n.Facts.SessionID), "run_id": string(n.Facts.RunID),
+	} {
+		if id != "" {
+			attrs = append(attrs, slog.String(key, id))
+		}
+	}
+	if n.Reason != nil {
+		attrs = append(attrs, slog.String("code", string(n.Reason.Code)))
+	}
+	w.log.LogAttrs(ctx, slog.LevelDebug, "record stored", attrs...)
 }
 
 // unavailable turns a failure of the bus into what the caller is told: repeat.

@@ -24,19 +24,32 @@ const idemTTL = 24 * time.Hour
 
 // apiDispatch is the first door: it answers with the task id once the task is
 // stored, or with everything that is wrong.
-func (w *Worker) apiDispatch(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
-	d, err := fleet.DecodeDispatch(data)
+func (w *Worker) apiDispatch(ctx context.Context, from subjects.AgentID, m bus.Msg) (any, error) {
+	d, err := decodeDispatch(m)
 	if err != nil {
 		return nil, err
 	}
 	if err := w.admit(); err != nil {
 		return nil, err
 	}
-	n, duplicate, err := w.dispatch(ctx, from, d, data, "")
+	n, duplicate, err := w.dispatch(ctx, from, d, m.Data, "")
 	if err != nil {
 		return nil, err
 	}
 	return fleet.Dispatched{TaskID: n.TaskID, State: n.State, Deadline: n.Facts.Deadline, Duplicate: duplicate}, nil
+}
+
+// decodeDispatch reads the dispatch that m is. Where its caller's trace is in
+// the header alone, it is no part of what makes a repeat the same.
+func decodeDispatch(m bus.Msg) (*fleet.Dispatch, error) {
+	d, err := fleet.DecodeDispatch(m.Data)
+	if err != nil {
+		return nil, err
+	}
+	if t := m.Header.Get(subjects.HeaderTraceparent); d.Traceparent == "" && fleet.ValidTraceparent(t) {
+		d.Traceparent = t // what is none is passed over, as W3C has it
+	}
+	return d, nil
 }
 
 // admit refuses new tasks while too many wait, or the disk is nearly full: the
@@ -211,7 +224,7 @@ func (w *Worker) onInbox(ctx context.Context, m bus.Msg) error {
 	if plant.Sometimes("inbox_lost", 20) {
 		return nil
 	}
-	d, err := fleet.DecodeDispatch(m.Data)
+	d, err := decodeDispatch(m)
 	if err == nil {
 		_, _, err = w.dispatch(ctx, from, d, m.Data, id)
 	}

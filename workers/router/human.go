@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strconv"
 	"time"
 
 	"parley/escalation"
@@ -202,12 +203,9 @@ func escalated(cur, n *fleet.Event) string {
 		return ""
 	case cur != nil && waitsForHuman(cur):
 		return "0"
-	case n.Kind == fleet.KindRetry:
-		return "1"
-	case n.Kind == fleet.KindReroute:
-		return "2"
-	case n.Kind == fleet.KindHuman, n.Kind == fleet.KindOutcome && n.Seq > 1 && (n.State == fleet.StateError || n.State == fleet.StateBlocked):
-		return "3"
+	}
+	if level := n.Escalates(); level > 0 {
+		return strconv.Itoa(level)
 	}
 	return ""
 }
@@ -226,6 +224,7 @@ func spentLate(e *fleet.Event, c claim, tokens int64, now time.Time) *fleet.Even
 		n.Facts.Attempts = slices.Clone(e.Facts.Attempts)
 		n.Facts.Attempts[i].Tokens = tokens
 		n.Facts.TokensSpent += tokens
+		n.Data.Spent = &fleet.Spent{AgentID: a.AgentID, Attempt: a.Attempt, Tokens: tokens}
 		return n
 	}
 	return nil

@@ -44,7 +44,8 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
 	defer cancel()
-	reply, err := w.bus.Request(ask, subjects.Offer(in.agent, in.instance), payload, nil)
+	reply, err := w.bus.Request(ask, subjects.Offer(in.agent, in.instance), payload,
+		bus.Header{subjects.HeaderTraceparent: {cur.ev.Trace().In(fleet.SpanAttempt, cur.ev.Attempt+1)}})
 	switch {
 	case errors.Is(err, bus.ErrNoResponders):
 		w.with(func(c *core, _ time.Time) { c.fleet.Gone(in.agent, in.instance) })

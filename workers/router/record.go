@@ -51,7 +51,7 @@ func queued(d *fleet.Dispatch, from subjects.AgentID, payload json.RawMessage, h
 			Timeout:      timeout, TokenBudget: t.TokenBudget, ReplySchema: t.ReplySchema,
 			HasSchema:     len(t.ResultSchema) > 0 && string(t.ResultSchema) != "null",
 			SessionBudget: t.SessionBudget, RunBudget: t.RunBudget,
-			SessionID: t.SessionID, RunID: t.RunID, PayloadHash: hash, ContextID: contextOf(d),
+			SessionID: t.SessionID, RunID: t.RunID, PayloadHash: hash, ContextID: contextOf(d), Traceparent: d.Traceparent,
 		},
 	}, nil
 }

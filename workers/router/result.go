@@ -89,20 +89,22 @@ func sameSender(agent subjects.AgentID, task subjects.TaskID, saysAgent subjects
 // report answers an agent's message once what it says is stored.
 func (w *Worker) report(m bus.Msg, pattern string, handle func(claim, subjects.TaskID) (*fleet.Event, error)) {
 	vars, ok := subjects.Tokens(pattern, m.Subject)
+	log := w.log
 	var n *fleet.Event
 	err := error(subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, pattern))
 	if ok {
+		log = log.With(slog.String("agent_id", vars[0]), slog.String("task_id", vars[1]))
 		n, err = handle(claim{agent: subjects.AgentID(vars[0])}, subjects.TaskID(vars[1]))
 	}
 	if m.Reply == "" {
 		if err != nil {
-			w.log.Warn("refuse what an agent reports", slog.String("subject", m.Subject), slog.Any("error", err))
+			log.Warn("refuse what an agent reports", slog.String("subject", m.Subject), slog.Any("error", err))
 		}
 		return
 	}
 	if err != nil {
 		if subjects.CodeOf(err) == subjects.CodeInternal {
-			w.log.Error("take in what an agent reports", slog.String("subject", m.Subject), slog.Any("error", err))
+			log.Error("take in what an agent reports", slog.String("subject", m.Subject), slog.Any("error", err))
 		}
 		w.respond(m, fleet.ErrorReply{Error: subjects.AsError(err)})
 		return

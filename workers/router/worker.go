@@ -45,7 +45,8 @@ type Config struct {
 	// fleet's defaults.
 	Policy Policy
 	// Deputy may answer for humans, naming them. Absent: escalation.
-	Deputy subjects.AgentID
+	Deputy  subjects.AgentID
+	Version string // of the program
 	// Log is where the router logs; absent: nowhere.
 	Log *slog.Logger
 }

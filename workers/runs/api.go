@@ -26,17 +26,17 @@ func (w *Worker) service() bus.Service {
 	}
 	for _, e := range []struct {
 		verb, request, reply string
-		handle               func(ctx context.Context, from subjects.AgentID, data []byte) (any, error)
+		handle               func(ctx context.Context, from subjects.AgentID, m bus.Msg) (any, error)
 	}{
 		{"start", "TASK_DEFINITION", "Started", w.start},
-		{"get", "Ref", "RUN_RECORD", w.readRun},
-		{"list", "", "List", w.list},
-		{"output", "Ref", "Output", w.readOutput},
-		{"part", "PartRef", "Part", w.readPart},
-		{"cancel", "Ref", "RUN_RECORD", w.change("cancel", cancelRun)},
-		{"pause", "Ref", "RUN_RECORD", w.change("pause", pauseRun)},
-		{"resume", "Ref", "RUN_RECORD", w.change("resume", resumeRun)},
-		{"retry", "Ref", "RUN_RECORD", w.change("retry", retryRun)},
+		{"get", "Ref", "RUN_RECORD", of(w.readRun)},
+		{"list", "", "List", of(w.list)},
+		{"output", "Ref", "Output", of(w.readOutput)},
+		{"part", "PartRef", "Part", of(w.readPart)},
+		{"cancel", "Ref", "RUN_RECORD", of(w.change("cancel", cancelRun))},
+		{"pause", "Ref", "RUN_RECORD", of(w.change("pause", pauseRun))},
+		{"resume", "Ref", "RUN_RECORD", of(w.change("resume", resumeRun))},
+		{"retry", "Ref", "RUN_RECORD", of(w.change("retry", retryRun))},
 	} {
 		pattern := subjects.APIPattern("run", e.verb)
 		s.Endpoints = append(s.Endpoints, bus.Endpoint{
@@ -51,7 +51,7 @@ func (w *Worker) service() bus.Service {
 				if err != nil {
 					return nil, err
 				}
-				v, err := e.handle(ctx, from, m.Data)
+				v, err := e.handle(ctx, from, m)
 				if err != nil {
 					return nil, err
 				}
@@ -65,9 +65,17 @@ func (w *Worker) service() bus.Service {
 	return s
 }
 
-// start stores the first record of a run.
-func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
-	d, err := run.Read(data)
+// of is a call that needs no more of a request than its data.
+func of(call func(context.Context, subjects.AgentID, []byte) (any, error)) func(context.Context, subjects.AgentID, bus.Msg) (any, error) {
+	return func(ctx context.Context, from subjects.AgentID, m bus.Msg) (any, error) {
+		return call(ctx, from, m.Data)
+	}
+}
+
+// start stores the first record of a run. Its trace is the caller's, if the
+// request has one; a repeated request may have another.
+func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (any, error) {
+	d, err := run.Read(m.Data)
 	if err == nil {
 		err = w.checkLocation(d.OutputLocation)
 	}
@@ -89,6 +97,9 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) 
 		Header: fleet.Header{Type: run.TypeRecord, ProtocolVersion: fleet.Version},
 		RunID:  d.TaskID, From: from, State: run.Running, Created: now, Deadline: now.Add(timeout).Truncate(time.Millisecond),
 		Definition: *d, Nodes: make(map[run.NodeID]run.Status, len(d.Agents)),
+	}
+	if t := m.Header.Get(subjects.HeaderTraceparent); fleet.ValidTraceparent(t) {
+		r.Traceparent = t
 	}
 	for i := range d.Agents {
 		r.Nodes[d.Agents[i].Name()] = run.Status{State: run.Waiting}

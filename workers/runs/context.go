@@ -41,6 +41,7 @@ func (w *Worker) dispatchOf(ctx context.Context, rec *run.Record, node *run.Node
 func (w *Worker) prepare(ctx context.Context, rec *run.Record, node *run.Node) (*fleet.Dispatch, before, error) {
 	d := node.Dispatch(&rec.Definition)
 	d.Task.RunID, d.Task.RunBudget, d.Deadline = rec.RunID, rec.Definition.TokenBudget, &rec.Deadline
+	d.Traceparent = fleet.TraceOf(rec.RunID, rec.Traceparent).In(fleet.SpanRun, 0)
 	if d.Brief == "" {
 		d.Brief = rec.Definition.Description
 	}

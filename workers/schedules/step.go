@@ -216,7 +216,7 @@ func (w *Worker) begin(ctx context.Context, rec *schedule.Record) (*schedule.Rec
 	}
 	next.Last = &last
 	attrs := []any{
-		slog.String("schedule", string(rec.Definition.Name)), slog.String("agent_id", string(rec.From)), slog.String("id", last.ID),
+		slog.String("schedule", string(rec.Definition.Name)), slog.String("agent_id", string(rec.From)), slog.String(idKey(&rec.Definition), last.ID),
 		slog.Time("time", last.Time), slog.Duration("late", w.now().Sub(last.Time)),
 	}
 	if last.Reason != nil {
@@ -225,6 +225,17 @@ func (w *Worker) begin(ctx context.Context, rec *schedule.Record) (*schedule.Rec
 		w.log.Info("schedule has begun something", attrs...)
 	}
 	return &next, nil
+}
+
+// idKey names the id of what a schedule begins, in logs.
+func idKey(d *schedule.Definition) string {
+	switch {
+	case len(d.Dispatch) > 0:
+		return "task_id"
+	case len(d.Run) > 0:
+		return "run_id"
+	}
+	return "message_id"
 }
 
 // order dispatches the task, starts the run or sends the message, under an id.

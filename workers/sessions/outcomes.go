@@ -76,6 +76,10 @@ func (w *Worker) keepPosition(ctx context.Context, seq uint64) {
 
 // keepTrying appends an outcome until it is there, or cannot be.
 func (w *Worker) keepTrying(ctx context.Context, m bus.Msg) {
+	log := w.log.With(slog.String("subject", m.Subject))
+	if vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject); ok {
+		log = log.With(slog.String("task_id", vars[0]))
+	}
 	pace := backoff.WithContext(backoff.NewExponentialBackOff(backoff.WithMaxElapsedTime(0), backoff.WithMaxInterval(appendTry)), ctx)
 	err := backoff.Retry(func() error {
 		try, cancel := context.WithTimeout(ctx, appendTry)
@@ -85,16 +89,16 @@ func (w *Worker) keepTrying(ctx context.Context, m bus.Msg) {
 			return backoff.Permanent(err)
 		}
 		if err != nil {
-			w.log.Warn("append a task's result, trying again", slog.String("subject", m.Subject), slog.Any("error", err))
+			log.Warn("append a task's result, trying again", slog.Any("error", err))
 		}
 		return err
 	}, pace)
 	switch {
 	case err == nil || ctx.Err() != nil:
 	case subjects.CodeOf(err) == subjects.CodeNotFound:
-		w.log.Debug("the session of a result is gone, or not its dispatcher's", slog.String("subject", m.Subject))
+		log.Debug("the session of a result is gone, or not its dispatcher's")
 	default:
-		w.log.Error("a task's result is not in its session; task get has it", slog.String("subject", m.Subject), slog.Any("error", err))
+		log.Error("a task's result is not in its session; task get has it", slog.Any("error", err))
 	}
 }
 

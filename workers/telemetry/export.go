@@ -44,8 +44,16 @@ type tracer struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 
-	ended chan subjects.TaskID
+	ended chan ended
 	stop  chan struct{} // closed by Run once nothing is heard any more
+}
+
+// ended is what has: a task, whose spans are made of its records, or something
+// else with its spans.
+type ended struct {
+	task  subjects.TaskID
+	trace fleet.Trace
+	spans []span
 }
 
 func newTracer(w *Worker, o *OTLP, version string) (*tracer, error) {
@@ -61,7 +69,7 @@ func newTracer(w *Worker, o *OTLP, version string) (*tracer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: export traces: %w", err)
 	}
-	t := &tracer{bus: w.bus, log: w.log, heard: w.heard, ended: make(chan subjects.TaskID, tracesQueued), stop: make(chan struct{})}
+	t := &tracer{bus: w.bus, log: w.log, heard: w.heard, ended: make(chan ended, tracesQueued), stop: make(chan struct{})}
 	t.provider = sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(&counting{exporter, t}, sdktrace.WithBlocking(), sdktrace.WithBatchTimeout(time.Second)),
 		sdktrace.WithIDGenerator(ids{}), sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())),
@@ -88,10 +96,10 @@ func (c *counting) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	return nil
 }
 
-// outcome takes a task that has ended; it never waits.
-func (t *tracer) outcome(id subjects.TaskID) {
+// take takes what has ended; it never waits.
+func (t *tracer) take(e ended) {
 	select {
-	case t.ended <- id:
+	case t.ended <- e:
 	default:
 		t.heard.dropped.Inc()
 	}
@@ -102,10 +110,14 @@ func (t *tracer) run(work context.Context) {
 	var all sync.WaitGroup
 	for range tracesAtOnce {
 		all.Go(func() {
-			for id, ok := t.take(); ok; id, ok = t.take() {
-				if err := t.export(work, id); err != nil {
+			for e, ok := t.next(); ok; e, ok = t.next() {
+				if e.task == "" {
+					t.send(e.trace, e.spans)
+					continue
+				}
+				if err := t.export(work, e.task); err != nil {
 					t.heard.dropped.Inc()
-					t.log.Warn("no trace of a task", slog.String("task_id", string(id)), slog.Any("error", err))
+					t.log.Warn("no trace of a task", slog.String("task_id", string(e.task)), slog.Any("error", err))
 				}
 			}
 		})
@@ -118,18 +130,18 @@ func (t *tracer) run(work context.Context) {
 	}
 }
 
-// take waits for a task; after stop it takes what is there.
-func (t *tracer) take() (id subjects.TaskID, ok bool) {
+// next waits for what has ended; after stop it takes what is there.
+func (t *tracer) next() (e ended, ok bool) {
 	select {
-	case id = <-t.ended:
-		return id, true
+	case e = <-t.ended:
+		return e, true
 	case <-t.stop:
 	}
 	select {
-	case id = <-t.ended:
-		return id, true
+	case e = <-t.ended:
+		return e, true
 	default:
-		return "", false
+		return ended{}, false
 	}
 }
 
@@ -152,13 +164,13 @@ func (t *tracer) export(ctx context.Context, id subjects.TaskID) error {
 	if n := len(records); more || n == 0 || records[0].Seq != 1 || !records[n-1].State.Terminal() {
 		return errUnfinished
 	}
-	traceparent := ""
-	if d := records[0].Data.Dispatch; len(d) > 0 {
+	of := records[len(records)-1].Trace()
+	if d := records[0].Data.Dispatch; of.Derived() && len(d) > 0 { // records of before say it there alone
 		if dispatch, err := fleet.DecodeDispatch(d); err == nil {
-			traceparent = dispatch.Traceparent
+			of = fleet.TraceOf(id, dispatch.Traceparent)
 		}
 	}
-	t.send(fleet.TraceOf(id, traceparent), tree(records))
+	t.send(of, tree(records))
 	return nil
 }
 
@@ -178,8 +190,10 @@ func (t *tracer) send(of fleet.Trace, spans []span) {
 		switch s.kind {
 		case fleet.SpanTask:
 			kind = trace.SpanKindConsumer
-		case fleet.SpanAttempt:
+		case fleet.SpanAttempt, fleet.SpanPost:
 			kind = trace.SpanKindClient
+		case fleet.SpanWebhook:
+			kind = trace.SpanKindProducer
 		}
 		_, out := t.tracer.Start(ctx, s.name, trace.WithTimestamp(s.start), trace.WithSpanKind(kind), trace.WithAttributes(attributes(s.attrs)...))
 		if s.failed != "" {

@@ -114,19 +114,23 @@ func (h *heard) count(r *record, level string) {
 	}
 	if a, ok := r.ended(); ok {
 		h.attempts.WithLabelValues(h.codes.label(string(a.code)), levelOf(strconv.Itoa(a.level))).Inc()
-		if a.tokens > 0 {
-			h.tokens.WithLabelValues(h.agents.label(string(a.agent))).Add(float64(a.tokens))
-			h.spend(r.Facts.SessionID, a.tokens)
-		}
+		h.spend(a.agent, r.Facts.SessionID, a.tokens)
+	}
+	if s := r.Data.Spent; s != nil && r.Kind == fleet.KindSpent {
+		h.spend(s.AgentID, r.Facts.SessionID, s.Tokens)
 	}
 	if level != "" && level != "0" {
 		h.escalations.WithLabelValues(levelOf(level)).Inc()
 	}
 }
 
-// spend charges a session. Where too many are known, the half that spent least
-// is forgotten.
-func (h *heard) spend(id subjects.SessionID, tokens int64) {
+// spend charges an agent and a session. Where too many sessions are known, the
+// half that spent least is forgotten.
+func (h *heard) spend(agent subjects.AgentID, id subjects.SessionID, tokens int64) {
+	if tokens <= 0 {
+		return
+	}
+	h.tokens.WithLabelValues(h.agents.label(string(agent))).Add(float64(tokens))
 	if id == "" {
 		return
 	}

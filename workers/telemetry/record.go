@@ -16,7 +16,10 @@ type record struct {
 	State   fleet.State      `json:"state"`
 	AgentID subjects.AgentID `json:"agent_id"`
 	Time    time.Time        `json:"time"`
-	Facts   struct {
+	Data    struct {
+		Spent *fleet.Spent `json:"spent"`
+	} `json:"data"`
+	Facts struct {
 		Created   time.Time          `json:"created"`
 		Priority  fleet.Priority     `json:"priority"`
 		SessionID subjects.SessionID `json:"session_id"`
@@ -43,7 +46,7 @@ func decode(data []byte) (*record, error) {
 // not decoded.
 func counted(kind string) bool {
 	switch kind {
-	case fleet.KindQueued, fleet.KindWorking, fleet.KindRetry, fleet.KindReroute, fleet.KindReturned, fleet.KindHuman, fleet.KindOutcome:
+	case fleet.KindQueued, fleet.KindWorking, fleet.KindRetry, fleet.KindReroute, fleet.KindReturned, fleet.KindHuman, fleet.KindSpent, fleet.KindOutcome:
 		return true
 	}
 	return false

@@ -257,3 +257,49 @@ func TestNobodyTakesTraces(t *testing.T) {
 		}
 	}
 }
+
+// TestTheSpansOfADelivery: each attempt of a webhook, and the whole of it; what
+// ends it without an attempt adds none.
+func TestTheSpansOfADelivery(t *testing.T) {
+	t.Parallel()
+	b, r := bustest.New(t).Bus(t), receive(t)
+	start(t, telemetry.Config{Bus: b, OTLP: r.config()})
+	const given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	state := func(state string, attempts int, s int, change func(*fleet.DeliveryState)) {
+		d := &fleet.DeliveryState{
+			Header: fleet.Header{Type: fleet.TypeDeliveryState, ProtocolVersion: fleet.Version}, DeliveryID: "d1", State: state, Endpoint: "human",
+			Order: "a1", Schedule: fleet.ScheduleHuman, Queued: began, Updated: after(time.Duration(s) * time.Second), NotAfter: after(time.Hour),
+			Attempts: attempts, Traceparent: given, DurationMS: 500,
+		}
+		if change != nil {
+			change(d)
+		}
+		if err := b.Publish(subjects.WebhookEvent(d.DeliveryID), fleet.MustEncode(d), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	failed := func(code subjects.Code, says string, status int) func(*fleet.DeliveryState) {
+		return func(d *fleet.DeliveryState) { d.Error, d.Status = &fleet.Reason{Code: code, Message: says}, status }
+	}
+	state(fleet.DeliveryPending, 1, 1, func(d *fleet.DeliveryState) { d.Sending = &fleet.Sending{By: "w", LeaseSeconds: 9} })
+	state(fleet.DeliveryPending, 1, 2, failed(subjects.CodeUnavailable, "answered 502", 502))
+	state(fleet.DeliveryDead, 2, 5, failed(subjects.CodeNotFound, "answered 404", 404))
+	state(fleet.DeliveryPending, 1, 8, func(d *fleet.DeliveryState) { d.DeliveryID, d.Traceparent = "untraced", "" })
+	state(fleet.DeliveryDead, 3, 9, func(d *fleet.DeliveryState) {
+		failed(subjects.CodeDeadlineExceeded, "not in time", 502)(d)
+		d.DeliveryID, d.Endpoint = "d2", "late"
+	})
+	if err := b.Publish(subjects.WebhookEvent("bad"), []byte("{"), nil); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the spans", func() bool { return len(r.got(t)) >= 4 })
+	parent, _ := hex.DecodeString("00f067aa0ba902b7")
+	const want = `webhook human 0-5 (answered 404)
+  POST 1.5-2 (answered 502)
+  POST 4.5-5 (answered 404)
+webhook late 0-9 (not in time)
+`
+	if diff := cmp.Diff(want, draw(r.got(t), parent, "")); diff != "" {
+		t.Errorf("the tree (-want +got):\n%s", diff)
+	}
+}

@@ -141,9 +141,15 @@ func attemptSpan(n int, agent, instance string, start time.Time) span {
 	}
 }
 
-// ended closes the attempt that e ends, and marks the escalation that answers
-// it. An offer that was refused is an attempt that no record began.
+// ended closes the attempt that e ends, and marks the escalation that e is.
 func (t *growing) ended(e *fleet.Event) {
+	t.close(e)
+	t.escalate(e)
+}
+
+// close closes the attempt that e ends. An offer that was refused is an attempt
+// that no record began.
+func (t *growing) close(e *fleet.Event) {
 	t.end(&t.question, e.Time)
 	var last *fleet.Attempt
 	if n := len(e.Facts.Attempts); n > 0 && e.Facts.Attempts[n-1].Ended.Equal(e.Time) {
@@ -170,12 +176,22 @@ func (t *growing) ended(e *fleet.Event) {
 		s.failed = string(e.State)
 	}
 	t.end(&t.attempt, e.Time)
-	if last == nil || last.Level == 0 {
+}
+
+// escalate marks the escalation that e is; a task that waits for a human
+// already knows no further one.
+func (t *growing) escalate(e *fleet.Event) {
+	level := e.Escalates()
+	if level == 0 || t.human >= 0 {
 		return
 	}
-	t.spans = append(t.spans, span{
-		kind: fleet.SpanEscalate, n: last.Attempt, name: "escalate to level " + strconv.Itoa(last.Level),
+	s := span{
+		kind: fleet.SpanEscalate, n: int(e.Seq), name: "escalate to level " + strconv.Itoa(level),
 		parentKind: fleet.SpanTask, start: e.Time, end: e.Time,
-		attrs: []attr{number("parley.escalation.level", int64(last.Level)), text("error.type", string(last.Code))},
-	})
+		attrs: []attr{number("parley.escalation.level", int64(level))},
+	}
+	if e.Reason != nil {
+		s.attrs = append(s.attrs, text("error.type", string(e.Reason.Code)))
+	}
+	t.spans = append(t.spans, s)
 }

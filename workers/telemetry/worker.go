@@ -18,6 +18,7 @@ import (
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/subjects/run"
 )
 
 // Path is where the page of metrics is.
@@ -116,17 +117,25 @@ func (w *Worker) Run(ctx context.Context) error {
 			tracing.Wait()
 		}()
 	}
-	sub, err := w.bus.Subscribe(subjects.EventPattern, queue, w.hear)
-	if err != nil {
-		return fmt.Errorf("telemetry: %w", err)
+	hears := map[string]func(bus.Msg){subjects.EventPattern: w.hear}
+	if w.traces != nil {
+		hears[subjects.WebhookEventPattern], hears[subjects.RunEventPattern] = w.hearDelivery, w.hearRun
+	}
+	for subject, hear := range hears {
+		sub, err := w.bus.Subscribe(subject, queue, hear)
+		if err != nil {
+			return fmt.Errorf("telemetry: %w", err)
+		}
+		defer func() {
+			if err := sub.Drain(); err != nil {
+				w.log.Debug("drain", slog.Any("error", err))
+			}
+		}()
 	}
 	w.ready.Store(true)
 	w.log.Info("telemetry worker serves")
 	<-ctx.Done()
 	w.ready.Store(false)
-	if err := sub.Drain(); err != nil {
-		w.log.Debug("drain", slog.Any("error", err))
-	}
 	return nil
 }
 
@@ -144,6 +153,31 @@ func (w *Worker) hear(m bus.Msg) {
 	}
 	w.heard.count(r, m.Header.Get(subjects.HeaderLevel))
 	if w.traces != nil && r.Kind == fleet.KindOutcome {
-		w.traces.outcome(r.TaskID)
+		w.traces.take(ended{task: r.TaskID})
 	}
+}
+
+// hearDelivery takes a state of a webhook delivery.
+func (w *Worker) hearDelivery(m bus.Msg) {
+	s, err := fleet.DecodeDeliveryState(m.Data)
+	if err != nil {
+		w.log.Debug("delivery not traced", slog.String("subject", m.Subject), slog.Any("error", err))
+		return
+	}
+	if spans := told(s); len(spans) > 0 {
+		w.traces.take(ended{trace: s.Trace(), spans: spans})
+	}
+}
+
+// hearRun takes a record of a run.
+func (w *Worker) hearRun(m bus.Msg) {
+	if !run.State(m.Header.Get(subjects.HeaderKind)).Ended() {
+		return
+	}
+	r, err := run.DecodeRecord(m.Data)
+	if err != nil || r.Ended == nil {
+		w.log.Debug("run not traced", slog.String("subject", m.Subject), slog.Any("error", err))
+		return
+	}
+	w.traces.take(ended{trace: fleet.TraceOf(r.RunID, r.Traceparent), spans: whole(r)})
 }

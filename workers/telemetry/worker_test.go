@@ -92,7 +92,11 @@ func TestRecordsCountOnce(t *testing.T) {
 		e = record(id, 4, fleet.KindWorking, fleet.StateWorking, after(4*time.Second))
 		e.AgentID, e.Facts.Attempts, e.Facts.TokensSpent = "bob", []fleet.Attempt{failed}, 5
 		tell(t, b, e, "")
-		e = record(id, 5, fleet.KindOutcome, fleet.StateDone, after(10*time.Second))
+		e = record(id, 5, fleet.KindSpent, fleet.StateWorking, after(5*time.Second))
+		e.Data.Spent = &fleet.Spent{AgentID: "cleo", Attempt: 1, Tokens: 3} // told late
+		e.AgentID, e.Facts.Attempts, e.Facts.TokensSpent = "bob", []fleet.Attempt{failed}, 8
+		tell(t, b, e, "")
+		e = record(id, 6, fleet.KindOutcome, fleet.StateDone, after(10*time.Second))
 		e.AgentID, e.Facts.Attempts, e.Facts.TokensSpent = "bob", []fleet.Attempt{failed}, 12
 		tell(t, b, e, "")
 	}
@@ -107,7 +111,8 @@ func TestRecordsCountOnce(t *testing.T) {
 		`parley_escalations_total{level="2"}`:                                        n,
 		`parley_tokens_spent_total{agent="ann"}`:                                     5 * n,
 		`parley_tokens_spent_total{agent="bob"}`:                                     7 * n,
-		`parley_session_tokens{session="s1"}`:                                        12 * n,
+		`parley_tokens_spent_total{agent="cleo"}`:                                    3 * n,
+		`parley_session_tokens{session="s1"}`:                                        15 * n,
 		`parley_task_duration_seconds_sum{outcome="done",priority="high"}`:           10 * n,
 		`parley_task_wait_seconds_sum{priority="high"}`:                              (2 + 1) * n,
 		`parley_task_wait_seconds_bucket{priority="high",le="1"}`:                    n,

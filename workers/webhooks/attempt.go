@@ -67,6 +67,9 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 		return err
 	}
 	crash.Point("after_webhook_claim")
+	if d.Traceparent != "" { // the receiver's work is part of this attempt
+		d.Traceparent = state.Trace().In(fleet.SpanPost, state.Post())
+	}
 	left := time.Until(began.Add(lease)) - leaseMargin/2
 	if left <= 0 {
 		return errors.New("the claim was stored too late to be used")
@@ -96,6 +99,9 @@ func (w *Worker) tell(s *fleet.DeliveryState, o outcome) {
 	attrs := []any{
 		slog.String("delivery_id", string(s.DeliveryID)), slog.String("endpoint", s.Endpoint), slog.String("task_id", string(s.TaskID)),
 		slog.Int("attempt", s.Attempts), slog.Int("status", o.status), slog.Duration("took", o.took),
+	}
+	if s.Traceparent != "" {
+		attrs = append(attrs, slog.String("trace_id", s.Trace().TraceID()))
 	}
 	if o.ok() {
 		w.figures.succeeded.Add(1)

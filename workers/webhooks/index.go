@@ -121,7 +121,7 @@ func begin(d *fleet.Delivery, at time.Time) fleet.DeliveryState {
 	}
 	return fleet.DeliveryState{
 		DeliveryID: d.DeliveryID, State: fleet.DeliveryPending, Endpoint: d.Target(), Order: d.Order,
-		Schedule: cmp.Or(d.Schedule, fleet.ScheduleHuman), TaskID: d.TaskID, Queued: at.UTC(), Updated: at.UTC(), NotAfter: end.UTC(),
+		Schedule: cmp.Or(d.Schedule, fleet.ScheduleHuman), TaskID: d.TaskID, Traceparent: d.Traceparent, Queued: at.UTC(), Updated: at.UTC(), NotAfter: end.UTC(),
 	}
 }
 

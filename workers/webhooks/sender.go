@@ -116,6 +116,9 @@ func (s *sender) exchange(ctx context.Context, ep *endpoint, d *fleet.Delivery, 
 	req.Header.Set("Content-Type", d.ContentType)
 	req.Header.Set("User-Agent", s.agent)
 	req.Header.Set("Idempotency-Key", id)
+	if d.Traceparent != "" {
+		req.Header.Set("Traceparent", d.Traceparent)
+	}
 	req.Header.Set("Webhook-Id", id)
 	req.Header.Set("Webhook-Timestamp", stamp)
 	if plant.Sometimes("sign_wrong", 2) {

@@ -99,7 +99,7 @@ func (r *Remote) Send(ctx context.Context, m Message, each func(Told) error) err
 	if err != nil {
 		return r.failure(err)
 	}
-	c, err := r.connect(ctx, card)
+	c, err := r.connect(ctx, card, r.cfg.Trace)
 	if err != nil {
 		return r.failure(err)
 	}
@@ -162,7 +162,7 @@ func (r *Remote) Cancel(ctx context.Context, task string, each func(Told) error)
 	if err != nil {
 		return r.failure(err)
 	}
-	c, err := r.connect(ctx, card)
+	c, err := r.connect(ctx, card, r.cfg.Trace)
 	if err != nil {
 		return r.failure(err)
 	}

@@ -17,6 +17,9 @@
 // with GetTask. An attempt that ends before the remote task does, for whatever
 // reason, cancels it.
 //
+// What is asked of the agent for a task is part of the attempt's trace: it has
+// the header traceparent.
+//
 // A message that has gone through this agent before is refused as a cycle, and
 // one that has gone through too many as too far.
 //

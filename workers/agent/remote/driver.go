@@ -61,7 +61,7 @@ func (r *Remote) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error
 	if err != nil {
 		return fleet.Result{}, r.failure(err)
 	}
-	c, err := r.connect(ctx, card)
+	c, err := r.connect(ctx, card, t.Dispatch.Traceparent)
 	if err != nil {
 		return fleet.Result{}, r.failure(err)
 	}
@@ -249,8 +249,11 @@ func (w *work) consume(ctx context.Context, by way, msg *a2a.Message) (n int, er
 	return n, nil
 }
 
-// headerKey is the header of an idempotency key.
-const headerKey = "Idempotency-Key"
+// Headers of requests.
+const (
+	headerKey   = "Idempotency-Key"
+	headerTrace = "traceparent"
+)
 
 func withKey(ctx context.Context, key string) context.Context {
 	return a2aclient.AttachServiceParams(ctx, a2aclient.ServiceParams{headerKey: {key}})

@@ -44,6 +44,7 @@ type Config struct {
 	Getenv   func(string) string                   // where secrets are; nil: there are none
 	Proxy    func(*http.Request) (*url.URL, error) // nil: none
 	TLS      *tls.Config                           // nil: the system's authorities
+	Trace    string                                // W3C traceparent of what is asked outside of tasks; "" for none
 
 	Poll     time.Duration // between looks at the card; absent 30 s
 	Timeout  time.Duration // for one answer that does not wait for work; absent 30 s
@@ -194,7 +195,7 @@ func (r *Remote) bare(ctx context.Context) (*a2a.AgentCard, error) {
 	card := &a2a.AgentCard{Name: orElse(id.Name, id.ID), Capabilities: a2a.AgentCapabilities{Streaming: true}, SupportedInterfaces: []*a2a.AgentInterface{
 		{URL: id.Transports.RPC.URL, ProtocolBinding: a2a.TransportProtocolJSONRPC, ProtocolVersion: a2a.Version},
 	}}
-	c, err := r.connect(ctx, card)
+	c, err := r.connect(ctx, card, "")
 	if err != nil {
 		return nil, err
 	}
@@ -228,8 +229,9 @@ func (r *Remote) keep(card *a2a.AgentCard) {
 	r.card = card
 }
 
-// connect is a client of what the card prefers, of what may be used.
-func (r *Remote) connect(ctx context.Context, card *a2a.AgentCard) (*a2aclient.Client, error) {
+// connect is a client of what the card prefers, of what may be used. Its calls
+// are part of a trace, if there is one.
+func (r *Remote) connect(ctx context.Context, card *a2a.AgentCard, trace string) (*a2aclient.Client, error) {
 	some, refused := r.usable(card)
 	if len(some) == 0 {
 		return nil, subjects.Errorf(subjects.CodeHostNotAllowed, "the card has no interface that can be used: %s", strings.Join(refused, "; ")).
@@ -253,7 +255,7 @@ func (r *Remote) connect(ctx context.Context, card *a2a.AgentCard) (*a2aclient.C
 		a2aclient.WithTransport(a2a.TransportProtocolGRPC, r.dialer(grpcv1.NewGRPCTransport)),
 		a2av0.WithJSONRPCTransport(rpc03), a2av0.WithRESTTransport(rest03),
 		a2aclient.WithCompatTransport(a2av0.Version, a2a.TransportProtocolGRPC, r.dialer(grpcv0.NewGRPCTransport)),
-		a2aclient.WithCallInterceptors(&prove{name: name, value: value}),
+		a2aclient.WithCallInterceptors(&prove{name: name, value: value, trace: trace}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -261,16 +263,20 @@ func (r *Remote) connect(ctx context.Context, card *a2a.AgentCard) (*a2aclient.C
 	return c, nil
 }
 
-// prove adds the header that proves who we are.
+// prove adds the header that proves who we are, and the one that says of which
+// trace the request is.
 type prove struct {
 	a2aclient.PassthroughInterceptor
-	name, value string
+	name, value, trace string
 }
 
-// Before adds it to a request.
+// Before adds them to a request.
 func (p *prove) Before(ctx context.Context, req *a2aclient.Request) (context.Context, any, error) {
 	if p.name != "" {
 		req.ServiceParams[p.name] = []string{p.value}
+	}
+	if p.trace != "" {
+		req.ServiceParams[headerTrace] = []string{p.trace}
 	}
 	return ctx, nil, nil
 }

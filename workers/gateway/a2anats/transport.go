@@ -81,7 +81,7 @@ func (t *Transport) open(op string, params a2aclient.ServiceParams, req proto.Me
 	}
 	h := bus.Header{}
 	for name, values := range params {
-		for _, known := range []string{HeaderVersion, HeaderExtensions, HeaderIdempotent, HeaderLastEvent} {
+		for _, known := range []string{HeaderVersion, HeaderExtensions, HeaderIdempotent, HeaderLastEvent, HeaderTrace} {
 			if strings.EqualFold(name, known) {
 				name = known
 			}

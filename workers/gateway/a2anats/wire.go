@@ -24,6 +24,7 @@ const (
 	HeaderExtensions = "A2A-Extensions"
 	HeaderIdempotent = "Idempotency-Key"
 	HeaderLastEvent  = "Last-Event-ID"
+	HeaderTrace      = "traceparent" // W3C Trace Context
 
 	HeaderFrame     = "A2A-Frame"    // what a frame is
 	HeaderEvent     = "A2A-Event-ID" // of an event; Last-Event-ID resumes behind it

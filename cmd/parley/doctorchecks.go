@@ -1,0 +1,336 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// How bad a finding is, the worst first.
+const (
+	critical = "critical" // what was acknowledged may be lost, or done by somebody who may not
+	major    = "major"    // work stands still, or will
+	minor    = "minor"    // see to it in working hours
+)
+
+// badness is how bad it is when a check fails.
+func badness(check string) string {
+	switch check {
+	case "connection", "streams", "writes", "sync", "access", "records":
+		return critical
+	case "server", "copies", "replicas", "consumers", "disk", "router", "escalation", "contacts", "stuck work":
+		return major
+	}
+	return minor
+}
+
+// Limits beyond which the doctor says something.
+const (
+	skewed    = 2 * time.Second  // between clocks
+	waitsLong = 15 * time.Minute // for an agent
+	inboxLong = time.Minute      // at the raw door
+	behind    = 10_000           // messages that a consumer has yet to see
+	nearlyAll = 0.8              // of a limit; above it the routers take no new tasks
+)
+
+// unknown is a check that these credentials may not make.
+func unknown(check string, err error) (finding, bool) {
+	if errors.Is(err, bus.ErrDenied) {
+		return finding{Check: check, OK: true, Found: "not known: these credentials may not look; a worker's may"}, true
+	}
+	return finding{}, false
+}
+
+// serverFinding is whether the server is new enough.
+func serverFinding(s bus.Server, err error) finding {
+	if f, ok := unknown("server", err); ok {
+		return f
+	}
+	f := judge("server", err, fmt.Sprintf("version %s, JetStream API level %d", s.Version, s.APILevel), "see that JetStream answers: nats account info")
+	if err == nil && s.Old() {
+		f.OK, f.Then = false, "upgrade nats-server, one server after the other"
+		f.Found += fmt.Sprintf("; at least %s and level %d are needed", s.LeastVersion, s.LeastAPILevel)
+	}
+	return f
+}
+
+// versions is whether all servers that are known are of one version, and all
+// workers.
+func (a *app) versions(ctx context.Context, c *client) finding {
+	list, err := c.bus.Services(ctx)
+	if f, ok := unknown("versions", err); ok {
+		return f
+	}
+	f := judge("versions", err, "", "see that the server answers")
+	if err != nil {
+		return f
+	}
+	by := map[string][]string{}
+	for _, s := range list {
+		by["workers "+s.Version] = append(by["workers "+s.Version], s.Name)
+	}
+	workers, servers := len(by), map[string]bool{}
+	for _, address := range a.conf.Monitor {
+		if v, err := readVarz(ctx, address); err == nil {
+			servers[v.Version] = true
+			by["servers "+v.Version] = append(by["servers "+v.Version], v.Name)
+		}
+	}
+	var said []string
+	for what, names := range by {
+		slices.Sort(names)
+		said = append(said, what)
+		if workers > 1 || len(servers) > 1 {
+			said[len(said)-1] += " (" + strings.Join(slices.Compact(names), ", ") + ")"
+		}
+	}
+	slices.Sort(said)
+	f.Found = cmp.Or(strings.Join(said, "; "), "no worker runs")
+	if workers > 1 || len(servers) > 1 {
+		f.OK, f.Then = false, "finish the upgrade: restart what is older with the newer version"
+	}
+	return f
+}
+
+// storage looks at the streams: copies, consumers, room and clocks.
+func (a *app) storage(ctx context.Context, b *bus.Bus) []finding {
+	begin := time.Now()
+	list, err := b.StreamFigures(ctx)
+	took := time.Since(begin)
+	checks := []string{"replicas", "consumers", "disk", "clocks"}
+	if err != nil || len(list) == 0 {
+		out := make([]finding, len(checks))
+		for i, check := range checks {
+			var ok bool
+			if out[i], ok = unknown(check, err); !ok {
+				out[i] = judge(check, cmp.Or(err, errors.New("there are no streams")), "", "parley serve --provision create  makes what is missing")
+			}
+		}
+		return out
+	}
+	now := a.now()
+	return []finding{replicas(list), consumers(list, now), disk(list), clocks(list, now, took)}
+}
+
+// replicas is whether every copy is up to date.
+func replicas(list []bus.StreamFigures) finding {
+	late, headless := map[string]bool{}, 0
+	for i := range list {
+		for _, name := range list[i].Behind {
+			late[name] = true
+		}
+		if list[i].Replicas > 1 && list[i].Leader == "" {
+			headless++
+		}
+	}
+	switch {
+	case headless > 0:
+		return finding{Check: "replicas", Found: fmt.Sprintf("%d streams have no leader: nothing is taken there", headless), Then: "start the servers that are away; nats server report jetstream"}
+	case len(late) > 0:
+		names := make([]string, 0, len(late))
+		for name := range late {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		return finding{
+			Check: "replicas", Found: "not up to date, or away: " + strings.Join(names, ", ") + "; one more loss may stop the fleet",
+			Then: "look at the log of that server; nats server report jetstream",
+		}
+	}
+	return finding{Check: "replicas", OK: true, Found: "every copy is up to date"}
+}
+
+// consumers is whether anybody takes what there is to take.
+func consumers(list []bus.StreamFigures, now time.Time) finding {
+	var bad []string
+	for i := range list {
+		s := &list[i]
+		for _, c := range s.Consumers {
+			name := s.Name + " > " + c.Name
+			switch {
+			case c.MaxUnacked > 0 && c.Unacked >= c.MaxUnacked:
+				bad = append(bad, fmt.Sprintf("%s: %d messages are in hand and not acknowledged, so it gets no more", name, c.Unacked))
+			case c.Pending > behind:
+				bad = append(bad, fmt.Sprintf("%s is %d messages behind", name, c.Pending))
+			case s.Name == subjects.StreamInbox && !s.First.IsZero() && now.Sub(s.First) > inboxLong:
+				bad = append(bad, fmt.Sprintf("%s: a dispatch has waited for %s to become a task", name, roughly(now.Sub(s.First))))
+			}
+		}
+	}
+	if len(bad) > 0 {
+		return finding{Check: "consumers", Found: strings.Join(bad, "; "), Then: "parley serve --workers router,escalation  runs more of those that take them; look at their log"}
+	}
+	return finding{Check: "consumers", OK: true, Found: "none is behind"}
+}
+
+// disk is whether there is room.
+func disk(list []bus.StreamFigures) finding {
+	var bad []string
+	worst, name := 0.0, ""
+	for i := range list {
+		s := &list[i]
+		if s.MaxBytes <= 0 || s.Name == subjects.StreamAudit || s.Name == subjects.StreamEscalations { // they drop what is oldest
+			continue
+		}
+		part := float64(s.Bytes) / float64(s.MaxBytes)
+		if part > worst || name == "" {
+			worst, name = part, s.Name
+		}
+		if part >= nearlyAll {
+			bad = append(bad, fmt.Sprintf("%s is %.0f %% full", s.Name, part*100))
+		}
+	}
+	if len(bad) > 0 {
+		return finding{Check: "disk", Found: strings.Join(bad, "; ") + ": new work is refused there", Then: "nats stream edit " + name + " --max-bytes …  where the disk has room"}
+	}
+	return finding{Check: "disk", OK: true, Found: fmt.Sprintf("every stream has room; the fullest is %s, %.0f %%", name, worst*100)}
+}
+
+// clocks is whether this machine and the servers agree on the time. What was
+// asked took so long.
+func clocks(list []bus.StreamFigures, now time.Time, took time.Duration) finding {
+	worst, where := time.Duration(0), ""
+	for i := range list {
+		if list[i].Asked.IsZero() {
+			continue
+		}
+		if d := now.Sub(list[i].Asked); d.Abs() > worst.Abs() {
+			worst, where = d, cmp.Or(list[i].Leader, "the server")
+		}
+	}
+	if worst.Abs() > skewed+took {
+		return finding{
+			Check: "clocks", Found: fmt.Sprintf("the clock of %s and the one here are %s apart: deadlines and tokens are judged wrongly", where, roughly(worst.Abs())),
+			Then: "run a time service such as chrony on every machine: chronyc tracking",
+		}
+	}
+	return finding{Check: "clocks", OK: true, Found: "this machine and the servers agree"}
+}
+
+// stuck is work that nobody takes.
+func stuck(ctx context.Context, c *client) finding {
+	const then = "parley task ls --state queued; parley task explain TASK  says why nobody takes it"
+	f, err := fleetFigures(ctx, c)
+	if err != nil {
+		return judge("stuck work", err, "", "parley serve --workers router")
+	}
+	var bad []string
+	for _, q := range f.Classes {
+		if age := time.Duration(q.OldestSeconds * float64(time.Second)); age > waitsLong {
+			bad = append(bad, fmt.Sprintf("%d tasks that need %s, for %s", q.Depth, q.Class, roughly(age)))
+		}
+	}
+	if len(bad) > 0 {
+		const most = 5
+		return finding{Check: "stuck work", Found: "nobody takes " + strings.Join(bad[:min(len(bad), most)], "; "), Then: then}
+	}
+	return finding{Check: "stuck work", OK: true, Found: fmt.Sprintf("%d tasks wait, none for longer than %s", f.Queued, waitsLong)}
+}
+
+// access is whether strangers may come in.
+func (a *app) access(ctx context.Context) finding {
+	const then = "parley auth init  makes accounts and credentials; docs/guide/security.md"
+	if a.conf.Context != "" {
+		return finding{Check: "access", OK: true, Found: "not known: the address is in the context " + a.conf.Context, Then: "parley doctor --server URL  tries it without credentials"}
+	}
+	anonymous := bus.Config{URL: a.conf.Server, CA: a.conf.TLSCA, TLSFirst: a.conf.TLSFirst, Name: "parley doctor", ConnectTimeout: patience}
+	b, err := bus.Connect(ctx, anonymous)
+	if err != nil {
+		return finding{Check: "access", OK: true, Found: "the server takes nobody without credentials"}
+	}
+	defer b.Close()
+	if !loopbackOnly(a.conf.Server) {
+		return finding{Check: "access", Found: "whoever reaches the server may connect without credentials", Then: then}
+	}
+	return finding{Check: "access", OK: true, Found: "no credentials are asked for: whoever is on this machine may do everything", Then: then}
+}
+
+// loopbackOnly reports whether all addresses are of this machine.
+func loopbackOnly(servers string) bool {
+	for s := range strings.SplitSeq(servers, ",") {
+		u, err := url.Parse(strings.TrimSpace(s))
+		if err != nil {
+			return false
+		}
+		if ip := net.ParseIP(u.Hostname()); u.Hostname() != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			return false
+		}
+	}
+	return true
+}
+
+// sampled is how many tasks have their records looked at.
+const sampled = 50
+
+// records looks at the latest tasks, whether their records are as they must be.
+func records(ctx context.Context, c *client) finding {
+	const then = "keep the data for analysis: nats stream backup " + subjects.StreamTasks + " DIR; parley task events TASK"
+	l, err := call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{Limit: sampled})
+	if err != nil {
+		return judge("records", err, "", "parley serve --workers router")
+	}
+	var bad []string
+	looked := 0
+	for i := range l.value.Tasks {
+		id := l.value.Tasks[i].TaskID
+		r, err := call[fleet.TaskEventsReply](ctx, c, "task", "events", fleet.TaskEvents{TaskID: id, Limit: 1000})
+		if err != nil {
+			continue // it may be gone by now
+		}
+		looked++
+		if why := unsound(r.value.Events); why != "" {
+			bad = append(bad, fmt.Sprintf("%s: %s", id, why))
+		}
+	}
+	if len(bad) > 0 {
+		const most = 5
+		return finding{Check: "records", Found: strings.Join(bad[:min(len(bad), most)], "; "), Then: then}
+	}
+	return finding{Check: "records", OK: true, Found: fmt.Sprintf("those of the latest %d tasks are sound", looked)}
+}
+
+// unsound says which invariant the records of a task break, oldest first; ""
+// for none.
+func unsound(events []fleet.Event) string {
+	var ended *fleet.Event
+	holders := map[int]subjects.AgentID{} // by attempt
+	for i := range events {
+		e := &events[i]
+		switch {
+		case e.Seq != uint64(i)+1:
+			return fmt.Sprintf("record %d has number %d", i+1, e.Seq)
+		case ended != nil:
+			return fmt.Sprintf("record %d comes after its end (%s)", e.Seq, ended.State)
+		case e.Kind == fleet.KindWorking && i > 0 && events[i-1].State != fleet.StateQueued:
+			return fmt.Sprintf("record %d gives it to %s while it is %s", e.Seq, e.AgentID, events[i-1].State)
+		case e.Kind == fleet.KindWorking && e.Time.After(e.Facts.Deadline):
+			return fmt.Sprintf("attempt %d began after the deadline", e.Attempt)
+		case e.Kind == fleet.KindWorking && e.Facts.TokenBudget > 0 && e.Facts.TokensSpent >= e.Facts.TokenBudget && e.Facts.Human == nil:
+			return fmt.Sprintf("attempt %d began with its budget spent", e.Attempt)
+		}
+		if e.Kind == fleet.KindWorking {
+			if was, twice := holders[e.Attempt]; twice && was != e.AgentID {
+				return fmt.Sprintf("attempt %d was given to %s and to %s", e.Attempt, was, e.AgentID)
+			}
+			holders[e.Attempt] = e.AgentID
+		}
+		counts := e.Kind == fleet.KindOutcome && (e.State == fleet.StateDone || e.State == fleet.StatePartial) && e.Data.Human == nil
+		if counts && holders[e.Attempt] != e.AgentID && e.AgentID != "" && !slices.ContainsFunc(e.Facts.Attempts, func(a fleet.Attempt) bool { return a.AgentID == e.AgentID }) {
+			return fmt.Sprintf("its result is of %s, which never had it", e.AgentID)
+		}
+		if e.State.Terminal() {
+			ended = e
+		}
+	}
+	return ""
+}

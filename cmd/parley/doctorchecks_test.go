@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"parley/bus"
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// TestDoctorOfStorage provokes each thing that is said of servers and streams.
+func TestDoctorOfStorage(t *testing.T) {
+	t.Parallel()
+	well := bus.StreamFigures{Name: "FLEET_TASKS", Bytes: 10, MaxBytes: 100, Replicas: 3, Leader: "n1", Asked: noon, Msgs: 1, First: ago1(time.Hour)}
+	change := func(f func(*bus.StreamFigures)) []bus.StreamFigures {
+		s := well
+		f(&s)
+		return []bus.StreamFigures{well, s}
+	}
+	inbox := func(f bus.StreamFigures, c bus.ConsumerFigures) []bus.StreamFigures {
+		c.Name, f.Consumers = "routers", []bus.ConsumerFigures{c}
+		f.Consumers[0] = c
+		return []bus.StreamFigures{f}
+	}
+	for _, c := range []struct {
+		name  string
+		got   finding
+		check string
+		ok    bool
+		found string
+	}{
+		{"replicas", replicas([]bus.StreamFigures{well}), "replicas", true, "up to date"},
+		{"a server away", replicas(change(func(s *bus.StreamFigures) { s.Behind = []string{"n3", "n2"} })), "replicas", false, "n2, n3"},
+		{"no leader", replicas(change(func(s *bus.StreamFigures) { s.Leader = "" })), "replicas", false, "1 streams have no leader"},
+		{"consumers", consumers(inbox(well, bus.ConsumerFigures{Pending: behind, MaxUnacked: 5, Unacked: 4}), noon), "consumers", true, "none"},
+		{"behind", consumers(inbox(well, bus.ConsumerFigures{Pending: behind + 1}), noon), "consumers", false, "10001 messages behind"},
+		{"all in hand", consumers(inbox(well, bus.ConsumerFigures{MaxUnacked: 5, Unacked: 5}), noon), "consumers", false, "gets no more"},
+		{"an inbox that nobody empties", consumers(inbox(bus.StreamFigures{Name: subjects.StreamInbox, First: ago1(2 * time.Minute)}, bus.ConsumerFigures{}), noon), "consumers", false, "2m"},
+		{"an inbox that is used", consumers(inbox(bus.StreamFigures{Name: subjects.StreamInbox, First: ago1(2 * time.Second)}, bus.ConsumerFigures{}), noon), "consumers", true, "none"},
+		{"disk", disk([]bus.StreamFigures{well}), "disk", true, "FLEET_TASKS, 10 %"},
+		{"a full stream", disk(change(func(s *bus.StreamFigures) { s.Name, s.Bytes = "FLEET_RUNS", 80 })), "disk", false, "FLEET_RUNS is 80 % full"},
+		{"one that drops what is old", disk(change(func(s *bus.StreamFigures) { s.Name, s.Bytes = subjects.StreamAudit, 100 })), "disk", true, "room"},
+		{"clocks", clocks([]bus.StreamFigures{well}, noon.Add(time.Second), 0), "clocks", true, "agree"},
+		{"a clock that is late", clocks([]bus.StreamFigures{well}, noon.Add(3*time.Second), 0), "clocks", false, "n1"},
+		{"a clock that is early", clocks(change(func(s *bus.StreamFigures) { s.Asked, s.Leader = noon.Add(time.Minute), "n2" }), noon, 0), "clocks", false, "n2"},
+		{"a slow answer", clocks([]bus.StreamFigures{well}, noon.Add(3*time.Second), 2*time.Second), "clocks", true, "agree"},
+		{"server", serverFinding(bus.Server{Version: "2.15.2", LeastVersion: "2.15.1", APILevel: 4, LeastAPILevel: 4}, nil), "server", true, "API level 4"},
+		{"an old server", serverFinding(bus.Server{Version: "2.11.0", LeastVersion: "2.15.1", APILevel: 4, LeastAPILevel: 4}, nil), "server", false, "at least 2.15.1"},
+		{"an old API", serverFinding(bus.Server{Version: "2.15.2", LeastVersion: "2.15.1", APILevel: 1, LeastAPILevel: 4}, nil), "server", false, "level 4 are needed"},
+		{"no JetStream", serverFinding(bus.Server{}, errors.New("no JetStream")), "server", false, "no JetStream"},
+		{"not allowed", serverFinding(bus.Server{}, fmt.Errorf("ask: %w", bus.ErrDenied)), "server", true, "may not look"},
+	} {
+		wants(t, map[string]finding{c.got.Check: c.got}, c.check, c.ok, c.found)
+		if !c.ok && c.got.Then == "" {
+			t.Errorf("%s: nothing mends it", c.name)
+		}
+	}
+	for servers, local := range map[string]bool{
+		"nats://127.0.0.1:4222,tls://[::1]:1": true, "nats://localhost:4222": true,
+		"nats://127.0.0.1:4222,nats://nats.example.org": false, "nats://10.0.0.1": false, ":": false,
+	} {
+		if got := loopbackOnly(servers); got != local {
+			t.Errorf("loopbackOnly(%s) = %t", servers, got)
+		}
+	}
+}
+
+// story are the records of a task, from text: kind state attempt agent.
+func story(lines ...string) []fleet.Event {
+	var list []fleet.Event
+	for i, line := range lines {
+		var e fleet.Event
+		var agent string
+		if _, err := fmt.Sscan(line, &e.Kind, &e.State, &e.Attempt, &agent); err != nil {
+			panic(err)
+		}
+		e.Seq, e.Time, e.Facts.Deadline = uint64(i)+1, noon, noon.Add(time.Hour)
+		if agent != "-" {
+			e.AgentID = subjects.AgentID(agent)
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+// TestDoctorOfRecords plants what must never be, and the doctor finds it.
+func TestDoctorOfRecords(t *testing.T) {
+	t.Parallel()
+	good := []string{"queued queued 0 -", "working working 1 ann", "reroute queued 1 -", "working working 2 bob", "outcome done 2 bob"}
+	with := func(f func([]fleet.Event)) []fleet.Event {
+		list := story(good...)
+		f(list)
+		return list
+	}
+	for _, c := range []struct {
+		name   string
+		events []fleet.Event
+		want   string
+	}{
+		{"sound", story(good...), ""},
+		{"none", nil, ""},
+		{"a gap", with(func(e []fleet.Event) { e[2].Seq = 4 }), "record 3 has number 4"},
+		{"after the end", story(append(good, "spent done 2 -")...), "comes after its end (done)"},
+		{"two outcomes", story(append(good, "outcome error 2 -")...), "comes after its end"},
+		{"two leases", story("queued queued 0 -", "working working 1 ann", "working working 2 bob"), "gives it to bob while it is working"},
+		{"after the deadline", with(func(e []fleet.Event) { e[3].Time = noon.Add(2 * time.Hour) }), "after the deadline"},
+		{"over the budget", with(func(e []fleet.Event) { e[3].Facts.TokenBudget, e[3].Facts.TokensSpent = 5, 5 }), "budget spent"},
+		{"one attempt twice", story("queued queued 0 -", "working working 1 ann", "reroute queued 1 -", "working working 1 bob"), "was given to ann and to bob"},
+		{"a stranger's result", story("queued queued 0 -", "working working 1 ann", "outcome done 1 eve"), "of eve, which never had it"},
+	} {
+		if got := unsound(c.events); c.want == "" && got != "" || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+
+	say := healthy()
+	say["task.list"] = always(fleet.TaskListReply{Tasks: []fleet.TaskView{{TaskID: "t1"}, {TaskID: "t2"}}})
+	say["task.events"] = func(data []byte) (any, error) {
+		q, err := fleet.DecodeRequest[fleet.TaskEvents](data)
+		if q.TaskID == "t2" {
+			return fleet.TaskEventsReply{Events: story(append(good, "outcome error 2 -")...)}, err
+		}
+		return fleet.TaskEventsReply{Events: story(good...)}, err
+	}
+	s, _ := fakeFleet(t, say)
+	m := findings(t, s, exitFailed)
+	wants(t, m, "records", false, "t2: record 6 comes after its end")
+	wants(t, m, "clocks", false, "apart") // the test's clock stands still
+	if m["records"].Bad != critical || m["router"].Bad != "" {
+		t.Errorf("as bad as %+v, %+v", m["records"], m["router"])
+	}
+}
+
+// TestDoctorOfVersionsAndWork provokes mixed versions and work that nobody
+// takes, on services that tell so.
+func TestDoctorOfVersionsAndWork(t *testing.T) {
+	t.Parallel()
+	server := bustest.New(t)
+	b := server.Bus(t)
+	serve := func(name, version string, figures any) {
+		t.Helper()
+		stop, err := b.Serve(t.Context(), bus.Service{Name: name, Version: version, Figures: func() any { return figures }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(stop)
+	}
+	serve("fleet", "1.0.0", fleet.TaskFigures{Queued: 3, States: map[fleet.State]int{fleet.StateQueued: 3}, Classes: []fleet.ClassFigures{{Class: `mcp="moon"`, Depth: 3, OldestSeconds: 3600}, {Class: "any", Depth: 1, OldestSeconds: 5}}})
+	s := newShell(t, "NATS_URL="+server.URL())
+	m := findings(t, s, exitFailed)
+	wants(t, m, "versions", true, "workers 1.0.0")
+	wants(t, m, "stuck work", false, `3 tasks that need mcp="moon", for 1h`)
+	wants(t, m, "clocks", true, "agree")
+	wants(t, m, "access", true, "whoever is on this machine")
+	wants(t, m, "server", true, "JetStream API level")
+	serve("runs", "0.9.0", nil)
+	var pages []string
+	for _, v := range []string{"2.15.2", "2.15.1"} {
+		page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_ = json.NewEncoder(w).Encode(map[string]any{"server_name": "n" + v, "version": v})
+		}))
+		t.Cleanup(page.Close)
+		pages = append(pages, page.URL)
+	}
+	m = findings(t, s, exitFailed, "--monitor", strings.Join(pages, ","))
+	wants(t, m, "versions", false, "workers 0.9.0 (runs); workers 1.0.0 (fleet)")
+	wants(t, m, "versions", false, "servers 2.15.1 (n2.15.1); servers 2.15.2 (n2.15.2)")
+}
