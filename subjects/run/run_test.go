@@ -67,6 +67,7 @@ agents:
   - {agent_id: y, dependencies: [x], timeout: 61}
   - {agent_id: x}
   - {}
+  - {id: z, result_schema: {type: nonsense}}
 `))
 	e := subjects.AsError(err)
 	if e == nil {
@@ -78,6 +79,7 @@ agents:
 	}
 	want := []string{
 		"invalid_id /task_id", "invalid_message /agents/1/timeout", "invalid_message /agents/2/id", "invalid_message /agents/3/id",
+		"invalid_message /agents/4/result_schema",
 		"invalid_message /agents/0/dependencies/1", "cycle /agents/0/dependencies",
 	}
 	if diff := cmp.Diff(want, at); diff != "" {

@@ -43,6 +43,7 @@ func TestSchemasAgreeWithTheDecoder(t *testing.T) {
 		{`{"agents":[{"id":"a","token_budget":-1}]}`, false, true},
 		{`{"agents":[{"id":"a","alternatives":["b c"]}]}`, false, true},
 		{`{"agents":[{"id":"a","result_schema":3}]}`, false, true},
+		{`{"agents":[{"id":"a","result_schema":{"type":"nonsense"}}]}`, false, true},
 		{`{"agents":[{"id":"a","fan_out":{"items":[],"concurrency":-1}}]}`, false, true},
 		{`{"agents":[{"id":"a","fan_out":{"from":"a","pointer":"x"}}]}`, false, true},
 		{`{"agents":[{"id":"a","when":1}]}`, false, true},
