@@ -93,7 +93,7 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) 
 	for i := range d.Agents {
 		r.Nodes[d.Agents[i].Name()] = run.Status{State: run.Waiting}
 	}
-	err = w.write(ctx, r, 0)
+	err = w.write(ctx, r, 0, fleet.MustEncode(&r.Definition))
 	if !errors.Is(err, bus.ErrConflict) {
 		if err != nil {
 			return nil, notStored(err)
@@ -249,7 +249,7 @@ func (w *Worker) change(f func(r *run.Record, why string, now time.Time) (*run.R
 			if next == nil || err != nil {
 				return r, err
 			}
-			if err = w.write(ctx, next, rev); err == nil {
+			if err = w.write(ctx, next, rev, fleet.MustEncode(&next.Definition)); err == nil {
 				return next, nil
 			} else if !errors.Is(err, bus.ErrConflict) {
 				return nil, notStored(err)

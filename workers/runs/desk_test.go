@@ -292,12 +292,10 @@ func output(t *testing.T, b *bus.Bus, id subjects.RunID) *run.Output {
 	return &o
 }
 
-// sessions plays the sessions worker with one session, of which it tells what
-// was appended.
+// sessions plays the sessions worker with one session.
 type sessions struct {
 	mu      sync.Mutex
 	appends []handshake.Append
-	records []handshake.Record
 	created int
 }
 
@@ -327,23 +325,10 @@ func newSessions(t *testing.T, b *bus.Bus) *sessions {
 			s.appends = append(s.appends, a)
 			return &handshake.Appended{SessionID: theSession, Version: 1}, err
 		}),
-		on("context", func(data []byte) (any, error) {
-			q, err := fleet.DecodeRequest[struct {
-				After uint64 `json:"after_version"`
-			}](data)
-			return &handshake.ReadReply{SessionID: theSession, Version: uint64(len(s.records)), Records: s.records[min(int(q.After), len(s.records)):]}, err
-		}),
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(stop)
 	return s
-}
-
-// add puts a task's result into the session.
-func (s *sessions) add(task subjects.TaskID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.records = append(s.records, handshake.Record{SessionID: theSession, Version: uint64(len(s.records) + 1), Entry: handshake.Entry{TaskID: task}})
 }
