@@ -53,6 +53,7 @@ type desk struct {
 	busy     int
 	mostBusy int
 	refuse   func(d *fleet.Dispatch) error
+	asked    map[subjects.TaskID]bool // how far they are
 }
 
 type job struct {
@@ -64,7 +65,7 @@ type job struct {
 
 func newDesk(t *testing.T, b *bus.Bus) *desk {
 	t.Helper()
-	k := &desk{t: t, b: b, tasks: map[subjects.TaskID]*job{}}
+	k := &desk{t: t, b: b, tasks: map[subjects.TaskID]*job{}, asked: map[subjects.TaskID]bool{}}
 	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) { return said("did " + d.Brief), true }
 	stop, err := b.Serve(t.Context(), bus.Service{Name: "tasks", Version: "0.0.0", Queue: "q", Endpoints: []bus.Endpoint{
 		{Name: "dispatch", Subject: subjects.APIPattern("task", "dispatch"), Handle: k.dispatch},
@@ -152,6 +153,7 @@ func (k *desk) get(_ context.Context, m bus.Msg) ([]byte, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.asked[q.TaskID] = true
 	j := k.tasks[q.TaskID]
 	if j == nil {
 		return nil, subjects.Errorf(subjects.CodeNotFound, "no such task")

@@ -222,6 +222,7 @@ func (d *driver) store(ctx context.Context, rec *run.Record, rev uint64, p Plan)
 	var results error
 	var wg sync.WaitGroup
 	wg.Go(func() { results = d.storeResults(ctx, rec.RunID) })
+	crash.Point("before_run_record")
 	err = d.write(ctx, p.Record, rev, d.definition)
 	wg.Wait()
 	if err != nil {

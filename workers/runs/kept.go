@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/run"
@@ -73,6 +74,7 @@ func (k *kept) unstored() map[subjects.TaskID]*fleet.Result {
 
 // keep stores what a task has come to.
 func (d *driver) keep(ctx context.Context, r subjects.RunID, task subjects.TaskID, res *fleet.Result) error {
+	crash.Point("before_run_result")
 	err := d.storeResult(ctx, r, task, res)
 	if err == nil {
 		d.kept.mu.Lock()

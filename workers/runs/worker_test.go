@@ -87,6 +87,39 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// A worker may die when a record says that a node has ended, and its result is
+// not stored yet: whoever takes over gets it from the task, for those that
+// follow and for the document.
+func TestTakeOverWithoutResults(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	held := make(chan struct{})
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+		if brief, _, _ := strings.Cut(d.Brief, "\n"); brief == "c" {
+			<-held
+		}
+		return said("did " + d.Brief), true
+	}
+	stop := serve(t, runs.Config{Bus: b})
+	id := start(t, b, fmt.Sprintf(chain, "torn"))
+	bustest.Eventually(t, "b is done", func() bool { return get(t, b, id).Nodes["b"].State == run.Done })
+	stop()
+	for _, node := range []run.NodeID{"a", "b"} {
+		if err := b.Purge(t.Context(), subjects.StreamRuns, subjects.RunResult(id, runs.TaskID(id, node, 1))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(held)
+	serve(t, runs.Config{Bus: b})
+	until(t, b, id, run.Done)
+	for i, want := range []string{`"did a"`, `"did b\n`, `"did c\n`, `"did d did b\n`} {
+		if r := output(t, b, id).Results[i]; r.Result == nil || !strings.HasPrefix(string(r.Result.Output), want) {
+			t.Errorf("%s came to %+v, want %s…", r.Node, r.Result, want)
+		}
+	}
+}
+
 // The end of a run's time is the same for a worker that was started in the
 // middle of it: its tasks are canceled then.
 func TestDeadlineOverARestart(t *testing.T) {
