@@ -17,8 +17,7 @@ import (
 
 // runPoints are the crash points of the runs worker.
 var runPoints = []string{
-	"before_run_record", "after_run_record", "before_run_result", "before_run_record:2", "after_run_record:2",
-	"before_run_result:2", "before_run_record:3", "after_run_record:3", "after_run_chunk",
+	"after_run_record", "before_run_result", "before_run_record:2", "after_run_record:2", "after_run_record:3", "after_run_chunk",
 }
 
 // crew does the nodes of TestRunCrash.
