@@ -144,6 +144,6 @@ func (f *fan) once(ctx context.Context) (*Outcome, error) {
 		return nil, err
 	}
 	o := p.outcome()
-	f.tellSession(ctx, f.rec, f.node, o)
+	f.tellSession(ctx, f.rec, f.node, o, p.outputs)
 	return o, nil
 }

@@ -36,6 +36,8 @@ type pool struct {
 	open    map[subjects.TaskID]*open
 	late    []int // to be begun again: they were refused for now
 	failed  *run.Item
+	outputs int // bytes of what those that are done have come to, results that are stored by themselves excepted
+	lately  int        // ended since the last tick
 	pending []run.Item // ended, not stored yet
 	bytes   int
 	chunks  int
@@ -96,7 +98,6 @@ func (p *pool) merge(chunks []run.Chunk) {
 	for _, c := range chunks {
 		for _, i := range c.Items {
 			if i.State == run.Done || i.Generation == p.status.Generation {
-				i.Result = nil
 				p.take(i)
 			}
 		}
@@ -114,11 +115,16 @@ func (p *pool) stored(more int) {
 	p.count = &n
 }
 
-// take notes that an item has ended.
+// take notes that an item has ended. Its result is in memory for as long as it
+// is not stored.
 func (p *pool) take(i run.Item) {
 	if _, known := p.ended[i.Index]; known {
 		return
 	}
+	if i.Result != nil && i.State == run.Done {
+		p.outputs += len(i.Result.Output)
+	}
+	i.Result = nil
 	p.ended[i.Index] = i
 	if i.State != run.Done && p.failed == nil {
 		p.failed = &i
@@ -277,8 +283,8 @@ func (p *pool) end(i int, task subjects.TaskID, e *end) {
 		size += len(part.Raw) + len(part.Data)
 	}
 	p.pending = append(p.pending, it)
+	p.lately++
 	p.bytes += size
-	it.Result = nil // in memory for as long as it is not stored
 	p.take(it)
 }
 
@@ -326,7 +332,8 @@ func (p *pool) drop(stored []run.Chunk) {
 }
 
 // askAll asks about what was not heard of for long, and begins again what was
-// refused for now.
+// refused for now. While many are heard of, those that are not mostly wait for
+// their turn, so few are asked about.
 func (p *pool) askAll(ctx context.Context) {
 	late := p.late
 	p.late = nil
@@ -343,13 +350,18 @@ func (p *pool) askAll(ctx context.Context) {
 	if p.stopped() {
 		p.late = nil
 	}
-	now := time.Now()
+	now, most := time.Now(), fanCalls
+	if p.lately > 0 {
+		most = min(16+p.lately/32, fanCalls)
+	}
+	p.lately = 0
 	for task, o := range p.open {
-		if p.inCalls >= fanCalls {
+		if most == 0 || p.inCalls >= fanCalls {
 			return
 		}
 		if !o.asking && now.After(o.ask) {
 			o.asking = true
+			most--
 			p.call(task, o.index, o.kind, func() (*end, error) { return p.get(ctx, p.rec.From, task) })
 		}
 	}

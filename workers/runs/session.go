@@ -73,8 +73,8 @@ func (d *driver) append(ctx context.Context, rec *run.Record, a *handshake.Appen
 }
 
 // tellSession adds what a fan-out has come to; its items are tasks without the
-// session, which would hold thousands of them.
-func (d *driver) tellSession(ctx context.Context, rec *run.Record, node *run.Node, o *Outcome) {
+// session, which would hold thousands of them. Their outputs have that many bytes.
+func (d *driver) tellSession(ctx context.Context, rec *run.Record, node *run.Node, o *Outcome, bytes int) {
 	if rec.SessionID == "" {
 		return
 	}
@@ -82,10 +82,12 @@ func (d *driver) tellSession(ctx context.Context, rec *run.Record, node *run.Nod
 	if o.Status.State != run.Done {
 		e.Status = "failed"
 	}
-	as := *rec
-	as.Nodes = map[run.NodeID]run.Status{node.Name(): o.Status}
-	if output, err := d.outputOf(ctx, &as, node.Name()); err == nil && len(output) <= handshake.MaxInline {
-		e.Output = output
+	if bytes <= handshake.MaxInline { // all are read for it
+		as := *rec
+		as.Nodes = map[run.NodeID]run.Status{node.Name(): o.Status}
+		if output, err := d.outputOf(ctx, &as, node.Name()); err == nil && len(output) <= handshake.MaxInline {
+			e.Output = output
+		}
 	}
 	d.append(ctx, rec, &handshake.Append{SessionID: rec.SessionID, Entry: e, Key: string(o.TaskID), Redact: true})
 }
