@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -14,10 +15,7 @@ import (
 	"parley/subjects/run"
 )
 
-const (
-	defaultTimeout = 24 * time.Hour // of a run
-	maxListed      = 200
-)
+const maxListed = 200
 
 func (w *Worker) service() bus.Service {
 	s := bus.Service{
@@ -81,10 +79,7 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, data []byte) 
 		return nil, err
 	}
 	now := time.Now().UTC()
-	timeout := time.Duration(d.Timeout * float64(time.Second))
-	if timeout == 0 {
-		timeout = defaultTimeout
-	}
+	timeout := time.Duration(cmp.Or(d.Timeout, run.DefaultTimeout) * float64(time.Second))
 	r := &run.Record{
 		Header: fleet.Header{Type: run.TypeRecord, ProtocolVersion: fleet.Version},
 		RunID:  d.TaskID, From: from, State: run.Running, Created: now, Deadline: now.Add(timeout).Truncate(time.Millisecond),

@@ -273,6 +273,7 @@ func (d *driver) look(ctx context.Context, rec *run.Record, all bool) (ended []O
 		wg     sync.WaitGroup
 	)
 	slots := make(chan struct{}, callsAtOnce)
+	begun := 0 // the sequence of those that were dispatched last
 	for _, node := range inSequence(&rec.Definition) {
 		n := rec.Nodes[node.Name()]
 		if n.State != run.Dispatched {
@@ -289,6 +290,10 @@ func (d *driver) look(ctx context.Context, rec *run.Record, all bool) (ended []O
 		first, heard := !d.told[n.TaskID], d.heard[n.TaskID]
 		if !first && heard == nil && !all {
 			continue
+		}
+		if first && node.Sequence != begun {
+			wg.Wait() // they come first in the fleet's queue, too
+			begun = node.Sequence
 		}
 		d.told[n.TaskID] = true
 		d.listen(n.TaskID, d.box) // before it is dispatched

@@ -36,7 +36,7 @@ type pool struct {
 	open    map[subjects.TaskID]*open
 	late    []int // to be begun again: they were refused for now
 	failed  *run.Item
-	outputs int // bytes of what those that are done have come to, results that are stored by themselves excepted
+	outputs int        // bytes of what those that are done have come to, results that are stored by themselves excepted
 	lately  int        // ended since the last tick
 	pending []run.Item // ended, not stored yet
 	bytes   int

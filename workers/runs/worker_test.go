@@ -206,6 +206,24 @@ agents:
 	}
 }
 
+// What can begin at the same moment is dispatched in the order of sequence.
+func TestSequence(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	serve(t, runs.Config{Bus: b})
+	d := &run.Definition{}
+	for i := range 40 {
+		d.Agents = append(d.Agents, run.Node{ID: run.NodeID(fmt.Sprint("n", i)), Brief: fmt.Sprint(40 - i), Sequence: 40 - i, Dependencies: []run.NodeID{}})
+	}
+	until(t, b, start(t, b, string(fleet.MustEncode(d))), run.Done)
+	for i, brief := range k.briefs() {
+		if brief != fmt.Sprint(i+1) {
+			t.Fatalf("they were dispatched in the order %v", k.briefs())
+		}
+	}
+}
+
 func TestConditions(t *testing.T) {
 	t.Parallel()
 	b := bustest.New(t).Bus(t)
