@@ -220,7 +220,7 @@ func ask[T any](t *testing.T, b *bus.Bus, verb string, req any) (T, error) {
 	}
 	var v T
 	bustest.Eventually(t, "an answer to run "+verb, func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
 		defer cancel()
 		m, err := b.Request(ctx, subjects.API("boss", "run", verb), data, nil)
 		if err != nil {

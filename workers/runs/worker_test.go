@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -214,11 +215,11 @@ func TestSequence(t *testing.T) {
 	serve(t, runs.Config{Bus: b})
 	d := &run.Definition{}
 	for i := range 40 {
-		d.Agents = append(d.Agents, run.Node{ID: run.NodeID(fmt.Sprint("n", i)), Brief: fmt.Sprint(40 - i), Sequence: 40 - i, Dependencies: []run.NodeID{}})
+		d.Agents = append(d.Agents, run.Node{ID: run.NodeID(fmt.Sprint("n", i)), Brief: strconv.Itoa(40 - i), Sequence: 40 - i, Dependencies: []run.NodeID{}})
 	}
 	until(t, b, start(t, b, string(fleet.MustEncode(d))), run.Done)
 	for i, brief := range k.briefs() {
-		if brief != fmt.Sprint(i+1) {
+		if brief != strconv.Itoa(i+1) {
 			t.Fatalf("they were dispatched in the order %v", k.briefs())
 		}
 	}
