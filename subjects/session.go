@@ -42,7 +42,7 @@ func sessionEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.contextnews.<session>", Message: "headers only",
-			Writer: "stream", Readers: "sessions, runs",
+			Writer: "stream", Readers: "sessions",
 			Description: "A context has a new version: whoever waits for it reads it now. Fleet-Task says of which task.",
 		},
 	}

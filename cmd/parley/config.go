@@ -323,8 +323,12 @@ func (s *span) String() string { return shortDuration(time.Duration(*s)) }
 // Type names the value in a command's help.
 func (*span) Type() string { return "duration" }
 
-// Set reads a duration such as 1m30s.
+// Set reads a duration such as 1m30s; a number alone is of seconds.
 func (s *span) Set(text string) error {
+	if n, err := strconv.ParseUint(text, 10, 32); err == nil {
+		*s = span(time.Duration(n) * time.Second)
+		return nil
+	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d < 0 {
 		return errors.New("expected a time such as 1m30s")

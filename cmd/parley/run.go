@@ -279,7 +279,7 @@ file is a run, which is drawn in the colours of its states.`,
 func (a *app) orchestrateCommand() *cobra.Command {
 	var agents []string
 	var file string
-	var limit time.Duration
+	limit := span(time.Hour)
 	cmd := &cobra.Command{
 		Use: "orchestrate --agents A,B,C [BRIEF…]", Short: "Have agents work one after the other, each with what came before",
 		Long: `Run agents in the sequence given: each gets the brief and the results of those
@@ -289,7 +289,7 @@ before it. The output document goes to standard output, or to a file.`,
 			if len(agents) == 0 {
 				return usage("--agents is missing: name those who work, in their sequence")
 			}
-			d := &runwire.Definition{TaskType: runwire.MultiAgentRun, Description: strings.Join(args, " "), Timeout: limit.Seconds()}
+			d := &runwire.Definition{TaskType: runwire.MultiAgentRun, Description: strings.Join(args, " "), Timeout: time.Duration(limit).Seconds()}
 			for i, id := range agents {
 				n := runwire.Node{ID: runwire.NodeID(fmt.Sprintf("%d-%s", i+1, id)), AgentID: subjects.AgentID(id), Sequence: i + 1, Brief: d.Description, Dependencies: []runwire.NodeID{}}
 				for k := range i {
@@ -306,7 +306,7 @@ before it. The output document goes to standard output, or to a file.`,
 	bind(cmd.Flags(), a.conf, append([]string{"as"}, connectionFlags...)...)
 	cmd.Flags().StringSliceVar(&agents, "agents", nil, "the agents, in their sequence (required)")
 	cmd.Flags().StringVar(&file, "output", "", "write the output document to a file")
-	cmd.Flags().DurationVar(&limit, "session-timeout", time.Hour, "how long all of it may take")
+	cmd.Flags().Var(&limit, "session-timeout", "how long all of it may take; a number alone is of seconds")
 	a.completeFlag(cmd, "agents", a.completeAgents)
 	return cmd
 }

@@ -74,7 +74,7 @@ func TestRunFromFileToDocument(t *testing.T) {
 	}
 	s.run(t, "run", "rerun", "two", "--wait").check(t, 0, `"output": "AFTER HELLO"`, "second done")
 	s.run(t, "run", "graph", "../../docs/examples/infrastructure.yaml").check(t, 0, "secrets-steward --> review-agent", "")
-	s.run(t, "orchestrate", "--agents", "upper,upper", "shout").check(t, 0, `"node": "2-upper"`, "2-upper done")
+	s.run(t, "orchestrate", "--agents", "upper,upper", "--session-timeout", "300", "shout").check(t, 0, `"node": "2-upper"`, "2-upper done")
 
 	for text, want := range map[string]string{
 		strings.Replace(twoNodes, "agent_id: upper, brief", "dependencies: [second], brief", 1): "first → second → first",

@@ -116,8 +116,8 @@ func wired[W interface {
 type sessionContext struct{ bus *bus.Bus }
 
 // Context gives a session's context and token.
-func (s sessionContext) Context(ctx context.Context, id subjects.SessionID, from subjects.AgentID) (router.SessionContext, error) {
-	req := fleet.MustEncode(handshake.OfferContext{SessionID: id, From: from})
+func (s sessionContext) Context(ctx context.Context, id subjects.SessionID, from subjects.AgentID, after uint64) (router.SessionContext, error) {
+	req := fleet.MustEncode(handshake.OfferContext{SessionID: id, From: from, AfterSeq: after})
 	m, err := s.bus.Request(ctx, subjects.API(handshake.Router, "session", "offer"), req, nil)
 	if err != nil {
 		return router.SessionContext{}, err
@@ -126,7 +126,7 @@ func (s sessionContext) Context(ctx context.Context, id subjects.SessionID, from
 	if err != nil {
 		return router.SessionContext{}, err
 	}
-	return router.SessionContext{Context: fleet.MustEncode(&r.Context), Token: r.Token}, nil
+	return router.SessionContext{Context: r.Context, Token: r.Token}, nil
 }
 
 // fleet runs the settings' workers on b, and the health pages beside them,

@@ -101,6 +101,8 @@ var dispatchRefusals = []refusal{
 	{name: "escalate", in: task(`"escalate":"maybe"`), code: invalidMessage, pointer: "/task/escalate"},
 	{name: "result schema", in: task(`"result_schema":"{}"`), code: invalidMessage, pointer: "/task/result_schema", says: "expected object or boolean, got string"},
 	{name: "result schema number", in: task(`"result_schema":12`), code: invalidMessage, pointer: "/task/result_schema", says: "got number 12"},
+	{name: "result schema that does not compile", in: task(`"result_schema":{"type":"nonsense"}`), code: invalidMessage, pointer: "/task/result_schema", says: "does not compile"},
+	{name: "result schema that refers outside", in: task(`"result_schema":{"$ref":"https://example.com/x"}`), code: invalidMessage, pointer: "/task/result_schema", says: "are not followed", lenient: true},
 	{name: "session id", in: task(`"session_id":"s-1"`), code: invalidID, pointer: "/task/session_id"},
 	{name: "session id of month 13", in: task(`"session_id":"a2a-20251322T110000Z-7f3a9c21"`), code: invalidID, pointer: "/task/session_id", lenient: true},
 	{name: "session id with fraction", in: task(`"session_id":"a2a-20251122T110000.5Z-7f3a9c21"`), code: invalidID, pointer: "/task/session_id"},

@@ -122,18 +122,6 @@ func (t *Task) checkAlternatives(p *problems) {
 	}
 }
 
-// checkSchema checks that the result schema is an object or a boolean; what it
-// says is compiled where it is used.
-func (t *Task) checkSchema(p *problems) {
-	switch s := string(t.ResultSchema); {
-	case s == "true", s == "false":
-	case len(s) > 0 && s[0] != '{' && s != "null":
-		p.invalid("/task/result_schema", "expected object or boolean, got %s", kindOf(t.ResultSchema))
-	default:
-		p.object("/task/result_schema", &t.ResultSchema)
-	}
-}
-
 func (r *Requirements) check(p *problems) {
 	p.names("/requirements/required_mcp", r.RequiredMCP, maxRequired)
 	p.names("/requirements/required_capabilities", r.RequiredCapabilities, maxRequired)

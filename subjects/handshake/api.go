@@ -320,12 +320,15 @@ const Router subjects.AgentID = "router"
 type OfferContext struct {
 	SessionID subjects.SessionID `json:"session_id"`
 	From      subjects.AgentID   `json:"from"` // who dispatched the task
+	// AfterSeq is a sequence of the stream of task records: the answer waits, not
+	// for long, until the results of all tasks that had ended by then are in.
+	AfterSeq uint64 `json:"after_seq,omitzero"`
 }
 
 // OfferContextReply is a context, bounded in size, and a token of its session.
 type OfferContextReply struct {
-	Context ContextView `json:"context"`
-	Token   string      `json:"token"`
+	Context json.RawMessage `json:"context"` // a ContextView
+	Token   string          `json:"token"`
 }
 
 func (r *OfferContext) check(p *problems) {

@@ -2,7 +2,10 @@ package run
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -90,6 +93,9 @@ const (
 	maxTimeout = 30 * 24 * 3600 // seconds
 )
 
+// DefaultTimeout is what a run may take that does not say, in seconds.
+const DefaultTimeout = 24 * 3600
+
 // Name is the node's id, or its agent's.
 func (n *Node) Name() NodeID {
 	if n.ID != "" {
@@ -153,6 +159,10 @@ func (d *Definition) Check(p *fleet.Problems) {
 	p.OneOf("/priority", string(d.Priority), string(fleet.Critical), "urgent", string(fleet.High), string(fleet.Normal), string(fleet.Low))
 	p.Between("/timeout", d.Timeout, 0, maxTimeout)
 	p.Between("/token_budget", float64(d.TokenBudget), 0, 1<<53-1)
+	if at := d.OutputLocation; at != "" && (!filepath.IsLocal(filepath.FromSlash(at)) || path.Clean(at) == ".") {
+		p.Add(subjects.Errorf(subjects.CodeInvalidMessage, "%.200q leads out of the output directory", at).At("/output_location").
+			WithRemedy("give a path below it, such as results/run.json"))
+	}
 	if len(d.Agents) == 0 || len(d.Agents) > MaxNodes {
 		p.Invalid("/agents", "expected 1 to %d nodes, got %d", MaxNodes, len(d.Agents))
 		return
@@ -208,8 +218,8 @@ func (d *Definition) check(p *fleet.Problems, n *Node, at string) {
 	if n.AgentID == "" && n.ID == "" {
 		p.Invalid(at+"/id", "expected an id or an agent_id, got nothing")
 	}
-	if d.Timeout > 0 && n.Timeout > d.Timeout {
-		p.Invalid(at+"/timeout", "expected at most %gs, the run's, got %gs", d.Timeout, n.Timeout)
+	if most := cmp.Or(d.Timeout, DefaultTimeout); most > 0 && n.Timeout > most {
+		p.Invalid(at+"/timeout", "expected at most %gs, the run's, got %gs", most, n.Timeout)
 	}
 	p.OneOf(at+"/on_failure", n.OnFailure, OnFailureFail, OnFailureContinue, OnFailureEscalate)
 	if n.FanOut != nil {

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"bytes"
 	"strings"
 	"time"
 
@@ -60,6 +61,18 @@ type Record struct {
 	Definition  Definition        `json:"definition"`
 	Nodes       map[NodeID]Status `json:"nodes"`
 	Unknown     fleet.Unknown     `json:",unknown"`
+}
+
+// Encode writes r with its definition as it was encoded before: the definition
+// is most of a record, and does not change with it.
+func (r *Record) Encode(definition []byte) []byte {
+	const name = `"definition":`
+	as := *r
+	as.Definition = Definition{}
+	head, tail, _ := bytes.Cut(fleet.MustEncode(&as), append([]byte(name), fleet.MustEncode(&as.Definition)...))
+	out := make([]byte, 0, len(head)+len(name)+len(definition)+len(tail))
+	out = append(append(out, head...), name...)
+	return append(append(out, definition...), tail...)
 }
 
 // Status is how far a node has come.

@@ -62,11 +62,13 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	_, err := run.Read([]byte(`
 task_id: "a b"
 timeout: 60
+output_location: ../x
 agents:
   - {agent_id: x, dependencies: [y, nobody]}
   - {agent_id: y, dependencies: [x], timeout: 61}
   - {agent_id: x}
   - {}
+  - {id: z, result_schema: {type: nonsense}}
 `))
 	e := subjects.AsError(err)
 	if e == nil {
@@ -77,7 +79,8 @@ agents:
 		at = append(at, string(p.Code)+" "+p.Pointer)
 	}
 	want := []string{
-		"invalid_id /task_id", "invalid_message /agents/1/timeout", "invalid_message /agents/2/id", "invalid_message /agents/3/id",
+		"invalid_id /task_id", "invalid_message /output_location", "invalid_message /agents/1/timeout", "invalid_message /agents/2/id", "invalid_message /agents/3/id",
+		"invalid_message /agents/4/result_schema",
 		"invalid_message /agents/0/dependencies/1", "cycle /agents/0/dependencies",
 	}
 	if diff := cmp.Diff(want, at); diff != "" {

@@ -56,6 +56,8 @@ var refused = []struct {
 	{`{"name":"a","every_seconds":60,"message":{"to":"isa","text":"x"},` + task + `}`, subjects.CodeInvalidMessage, "/dispatch"},
 	{`{"name":"a","every_seconds":60,"dispatch":"x"}`, subjects.CodeInvalidMessage, "/dispatch"},
 	{`{"name":"a","every_seconds":60,"dispatch":{"task":{"priority":"now"}}}`, subjects.CodeInvalidMessage, "/dispatch/task/priority"},
+	{`{"name":"a","every_seconds":60,"dispatch":{"brief":"x","task":{"result_schema":{"type":"nonsense"}}}}`, subjects.CodeInvalidMessage, "/dispatch/task/result_schema"},
+	{`{"name":"a","every_seconds":60,"run":{"agents":[{"id":"a","result_schema":{"type":"nonsense"}}]}}`, subjects.CodeInvalidMessage, "/run/agents/0/result_schema"},
 	{`{"name":"a","every_seconds":60,"dispatch":{"brief":"x","task":{"task_id":"t"}}}`, subjects.CodeInvalidMessage, "/dispatch/task/task_id"},
 	{`{"name":"a","every_seconds":60,"dispatch":{"brief":"x","task":{"idempotency_key":"t"}}}`, subjects.CodeInvalidMessage, "/dispatch/task/idempotency_key"},
 	{`{"name":"a","every_seconds":60,"dispatch":{"brief":"x","deadline":"2031-05-31T21:00:00Z"}}`, subjects.CodeInvalidMessage, "/dispatch/deadline"},

@@ -30,13 +30,13 @@ const (
 // contexts asks the sessions worker, as the router of parley does.
 type contexts struct{ b *bus.Bus }
 
-func (c contexts) Context(ctx context.Context, id subjects.SessionID, from subjects.AgentID) (router.SessionContext, error) {
-	m, err := c.b.Request(ctx, subjects.API(handshake.Router, "session", "offer"), fleet.MustEncode(handshake.OfferContext{SessionID: id, From: from}), nil)
+func (c contexts) Context(ctx context.Context, id subjects.SessionID, from subjects.AgentID, after uint64) (router.SessionContext, error) {
+	m, err := c.b.Request(ctx, subjects.API(handshake.Router, "session", "offer"), fleet.MustEncode(handshake.OfferContext{SessionID: id, From: from, AfterSeq: after}), nil)
 	if err != nil {
 		return router.SessionContext{}, err
 	}
 	r, err := fleet.DecodeReply[handshake.OfferContextReply](m.Data)
-	return router.SessionContext{Context: fleet.MustEncode(r.Context), Token: r.Token}, err
+	return router.SessionContext{Context: r.Context, Token: r.Token}, err
 }
 
 // manage starts the workers that carry runs out.

@@ -123,7 +123,7 @@ func TestCrashPoints(t *testing.T) {
 			swept[name] = true
 		}
 	}
-	for _, p := range slices.Concat(webhookPoints, escalationPoints, schedulePoints) { // TestWebhookCrash, TestEscalation, TestScheduleCrash
+	for _, p := range slices.Concat(webhookPoints, escalationPoints, schedulePoints, runPoints) { // TestWebhookCrash, TestEscalation, TestScheduleCrash, TestRunCrash
 		name, _, _ := strings.Cut(p, ":")
 		swept[name] = true
 	}

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -49,29 +48,6 @@ func (s *sleeper) count() (tasks, context int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.done), s.context
-}
-
-// wake runs the agent isa until the test ends.
-func (f *testFleet) wake(t *testing.T, s *sleeper) {
-	t.Helper()
-	b, err := bus.Connect(t.Context(), bus.Config{URL: f.url})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := agent.New(agent.Config{ID: "isa", Bus: b, Heartbeat: time.Second, MaxParallel: 8, Handler: s})
-	if err != nil {
-		t.Fatal(err)
-	}
-	life, end := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- w.Run(life) }()
-	t.Cleanup(func() {
-		end()
-		if err := <-done; err != nil {
-			t.Errorf("agent: %v", err)
-		}
-		b.Close()
-	})
 }
 
 // says runs the command line as boss, until it succeeds.
@@ -120,7 +96,7 @@ func TestSchedule(t *testing.T) {
 	const aside = "registry,sessions"
 	f := newFleet(t, aside)
 	isa := &sleeper{done: map[string]int{}}
-	f.wake(t, isa)
+	f.man(t, isa)
 	n := 0
 	serve := func(kind string) *process {
 		n++
@@ -194,7 +170,7 @@ func TestScheduleCrash(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, "registry,router")
 			isa := &sleeper{done: map[string]int{}}
-			f.wake(t, isa)
+			f.man(t, isa)
 			first := f.serve("schedules-1", crashBinary(t), "schedules", nil, "PARLEY_CRASH_AT="+point)
 			f.says(t, "schedule", "create", "s", "--at", "2s", "dispatch", writeFile(t, f.dir, "brief", "look"))
 			if !first.ended(patience) || !first.killed() {

@@ -83,11 +83,6 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 		return nil, false, subjects.Errorf(subjects.CodeForbidden, "from is %s, the subject says %s", d.From, from).
 			At("/from").WithRemedy("leave from out: the subject alone says who writes")
 	}
-	if len(d.Task.ResultSchema) > 0 && string(d.Task.ResultSchema) != "null" {
-		if _, err := compile(d.Task.ResultSchema); err != nil {
-			return nil, false, err
-		}
-	}
 	sum := sha256.Sum256(raw)
 	hash := hex.EncodeToString(sum[:])
 	now := w.now()

@@ -40,7 +40,7 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 	if w.barred(ctx, cur) {
 		return
 	}
-	payload := offerPayload(cur.ev, dispatch, w.sessionContext(ctx, cur.ev))
+	payload := offerPayload(cur.ev, dispatch, w.sessionContext(ctx, cur))
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
 	defer cancel()

@@ -36,7 +36,7 @@ func (c *schemaCache) of(hash string, dispatch json.RawMessage) (*jsonschema.Sch
 	if err != nil {
 		return nil, fmt.Errorf("decode a stored dispatch: %w", err)
 	}
-	if s, err = compile(d.Task.ResultSchema); err != nil {
+	if s, err = fleet.CompileSchema(d.Task.ResultSchema); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -45,37 +45,6 @@ func (c *schemaCache) of(hash string, dispatch json.RawMessage) (*jsonschema.Sch
 		c.kept = make(map[string]*jsonschema.Schema)
 	}
 	c.kept[hash] = s
-	return s, nil
-}
-
-// noLoader refuses to fetch: a schema stands for itself.
-type noLoader struct{}
-
-func (noLoader) Load(url string) (any, error) {
-	return nil, fmt.Errorf("%s: references out of the schema are not followed", url)
-}
-
-// compile compiles a result_schema; a bad one is invalid_message, with place.
-func compile(schema json.RawMessage) (*jsonschema.Schema, error) {
-	bad := func(err error) error {
-		return subjects.Errorf(subjects.CodeInvalidMessage, "result_schema does not compile: %w", err).
-			At("/task/result_schema").WithRemedy("give a JSON Schema (2020-12) that refers to nothing outside itself")
-	}
-	doc, err := decodeJSON(schema)
-	if err != nil {
-		return nil, bad(err)
-	}
-	c := jsonschema.NewCompiler()
-	c.DefaultDraft(jsonschema.Draft2020)
-	c.UseLoader(noLoader{})
-	const name = "urn:parley:result_schema"
-	if err := c.AddResource(name, doc); err != nil {
-		return nil, bad(err)
-	}
-	s, err := c.Compile(name)
-	if err != nil {
-		return nil, bad(err)
-	}
 	return s, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -17,10 +18,13 @@ const session subjects.SessionID = "a2a-20251122T120000Z-7f3a9c21"
 // library is what a router knows of sessions.
 type library map[subjects.AgentID]router.SessionContext
 
-func (l library) Context(_ context.Context, id subjects.SessionID, from subjects.AgentID) (router.SessionContext, error) {
+func (l library) Context(_ context.Context, id subjects.SessionID, from subjects.AgentID, after uint64) (router.SessionContext, error) {
 	c, ok := l[from]
 	if !ok || id != session {
 		return c, errors.New("no such session")
+	}
+	if after > 0 {
+		c.Token = fmt.Sprint("after ", after)
 	}
 	return c, nil
 }
@@ -55,6 +59,14 @@ func TestOfferBringsTheContext(t *testing.T) {
 		}
 		finish(id)
 	}
+	// What is part of a run is told what ended before it was dispatched.
+	w.send(`{"task":{"task_id":"t4","run_id":"r","session_id":"` + string(session) + `"},"brief":"x"}`)
+	d := a.offered()
+	queued, _, err := w.bus.History(t.Context(), subjects.StreamTasks, subjects.Task("t4"), 1, 1)
+	if err != nil || d.SessionToken != fmt.Sprint("after ", queued[0].Seq) {
+		t.Errorf("t4 is offered %q, want after the sequence of its first record (%v)", d.SessionToken, err)
+	}
+	finish("t4")
 	// Records say whose session they belong to, for whoever reads headers alone.
 	m, err := w.bus.Last(t.Context(), subjects.StreamTasks, subjects.Task("t1"))
 	if err != nil || m.Header.Get(subjects.HeaderSession) != string(session) {

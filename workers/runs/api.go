@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -14,10 +15,7 @@ import (
 	"parley/subjects/run"
 )
 
-const (
-	defaultTimeout = 24 * time.Hour // of a run
-	maxListed      = 200
-)
+const maxListed = 200
 
 func (w *Worker) service() bus.Service {
 	s := bus.Service{
@@ -89,10 +87,7 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (a
 		return nil, err
 	}
 	now := w.now()
-	timeout := time.Duration(d.Timeout * float64(time.Second))
-	if timeout == 0 {
-		timeout = defaultTimeout
-	}
+	timeout := time.Duration(cmp.Or(d.Timeout, run.DefaultTimeout) * float64(time.Second))
 	r := &run.Record{
 		Header: fleet.Header{Type: run.TypeRecord, ProtocolVersion: fleet.Version},
 		RunID:  d.TaskID, From: from, State: run.Running, Created: now, Deadline: now.Add(timeout).Truncate(time.Millisecond),
@@ -104,7 +99,7 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (a
 	for i := range d.Agents {
 		r.Nodes[d.Agents[i].Name()] = run.Status{State: run.Waiting}
 	}
-	err = w.write(ctx, r, 0, told(r, from, "start", ""))
+	err = w.write(ctx, r, 0, fleet.MustEncode(&r.Definition), told(r, from, "start", ""))
 	if !errors.Is(err, bus.ErrConflict) {
 		if err != nil {
 			return nil, notStored(err)
@@ -260,7 +255,7 @@ func (w *Worker) change(verb string, f func(r *run.Record, why string, now time.
 			if next == nil || err != nil {
 				return r, err
 			}
-			if err = w.write(ctx, next, rev, told(next, from, verb, q.Reason)); err == nil {
+			if err = w.write(ctx, next, rev, fleet.MustEncode(&next.Definition), told(next, from, verb, q.Reason)); err == nil {
 				return next, nil
 			} else if !errors.Is(err, bus.ErrConflict) {
 				return nil, notStored(err)

@@ -28,32 +28,32 @@ type contextBlock struct {
 }
 
 // dispatchOf is the task of a node: the same bytes whoever makes it.
-func (w *Worker) dispatchOf(ctx context.Context, rec *run.Record, node *run.Node, task subjects.TaskID) (*fleet.Dispatch, error) {
-	d, t, err := w.prepare(ctx, rec, node)
+func (d *driver) dispatchOf(ctx context.Context, rec *run.Record, node *run.Node, task subjects.TaskID) (*fleet.Dispatch, error) {
+	out, t, err := d.prepare(ctx, rec, node)
 	if err != nil {
 		return nil, err
 	}
-	d.Task.TaskID, d.Task.SessionID = task, rec.SessionID
-	return t.brief(d, node.Brief)
+	out.Task.TaskID, out.Task.SessionID = task, rec.SessionID
+	return t.brief(out, node.Brief)
 }
 
 // prepare is what the tasks of a node have in common.
-func (w *Worker) prepare(ctx context.Context, rec *run.Record, node *run.Node) (*fleet.Dispatch, before, error) {
-	d := node.Dispatch(&rec.Definition)
-	d.Task.RunID, d.Task.RunBudget, d.Deadline = rec.RunID, rec.Definition.TokenBudget, &rec.Deadline
-	d.Traceparent = fleet.TraceOf(rec.RunID, rec.Traceparent).In(fleet.SpanRun, 0)
-	if d.Brief == "" {
-		d.Brief = rec.Definition.Description
+func (d *driver) prepare(ctx context.Context, rec *run.Record, node *run.Node) (*fleet.Dispatch, before, error) {
+	out := node.Dispatch(&rec.Definition)
+	out.Task.RunID, out.Task.RunBudget, out.Deadline = rec.RunID, rec.Definition.TokenBudget, &rec.Deadline
+	out.Traceparent = fleet.TraceOf(rec.RunID, rec.Traceparent).In(fleet.SpanRun, 0)
+	if out.Brief == "" {
+		out.Brief = rec.Definition.Description
 	}
-	if d.Brief == "" {
-		d.Brief = "Do your part of the run " + string(rec.RunID) + "."
+	if out.Brief == "" {
+		out.Brief = "Do your part of the run " + string(rec.RunID) + "."
 	}
 	t := before{quoted: run.Quoted{Outputs: map[run.NodeID]json.RawMessage{}}}
 	t.block.PreviousResults, t.block.SharedData = []run.Previous{}, rec.Definition.SharedData
 	size := 0
 	for _, dep := range node.Dependencies {
 		n := rec.Nodes[dep]
-		output, err := w.outputOf(ctx, rec, dep)
+		output, err := d.outputOf(ctx, rec, dep)
 		if err != nil {
 			return nil, t, err
 		}
@@ -69,7 +69,7 @@ func (w *Worker) prepare(ctx context.Context, rec *run.Record, node *run.Node) (
 		}
 		t.block.PreviousResults = append(t.block.PreviousResults, p)
 	}
-	return d, t, nil
+	return out, t, nil
 }
 
 // item is the task of an item of a fan-out.
@@ -110,7 +110,7 @@ func (t before) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, erro
 }
 
 // judge evaluates the condition of a node whose dependencies have ended.
-func (w *Worker) judge(ctx context.Context, rec *run.Record, name run.NodeID) (Verdict, error) {
+func (d *driver) judge(ctx context.Context, rec *run.Record, name run.NodeID) (Verdict, error) {
 	for i := range rec.Definition.Agents {
 		node := &rec.Definition.Agents[i]
 		if node.Name() != name {
@@ -124,7 +124,7 @@ func (w *Worker) judge(ctx context.Context, rec *run.Record, name run.NodeID) (V
 		for _, dep := range node.Dependencies {
 			b.Status[dep] = rec.Nodes[dep].State
 			var output json.RawMessage
-			output, err = w.outputOf(ctx, rec, dep)
+			output, err = d.outputOf(ctx, rec, dep)
 			if subjects.CodeOf(err) == subjects.CodePayloadTooLarge {
 				return Verdict{Err: err.Error()}, nil
 			}

@@ -10,7 +10,9 @@
 // id that follows from run, node and generation. So whoever takes a run over
 // may dispatch everything that the record says, and asks about all of it:
 // whatever was heard or missed, a node has one task per generation. A result is
-// stored before the record says that the node has ended.
+// stored beside the record which says that the node has ended, and what follows
+// waits for both; one that was lost in between with its worker is read from its
+// task again. When a run's last record is written, all results are stored.
 //
 // Any number of workers may run. Each run is driven by its owner (rendezvous
 // hashing over the workers that live); where two believe to own it,

@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/run"
@@ -50,16 +51,20 @@ type driver struct {
 	heard   map[subjects.TaskID][]byte // ends that are yet to be stored
 	told    map[subjects.TaskID]bool   // dispatched by this driver
 	fans    map[subjects.TaskID]*fan   // by the id of the node's generation
+	begun   map[subjects.TaskID]bool   // fan-outs that this driver has begun: their items are nobody else's
 	running sync.WaitGroup             // the fans
 	session session
 	counted time.Time // when the items of fan-outs were last written down
+
+	definition []byte // the run's, in JSON; nil: not encoded yet
+	kept       kept   // of results
 }
 
 func (w *Worker) newDriver(id subjects.RunID, l *live, stop context.CancelFunc) *driver {
 	return &driver{
 		Worker: w, id: id, l: l, stop: stop, log: w.log.With(slog.String("run_id", string(id))),
 		box: newBox(l.kick), heard: map[subjects.TaskID][]byte{}, told: map[subjects.TaskID]bool{}, fans: map[subjects.TaskID]*fan{},
-		session: session{seen: map[subjects.TaskID]bool{}},
+		begun: map[subjects.TaskID]bool{}, kept: newKept(),
 	}
 }
 
@@ -69,7 +74,6 @@ func (d *driver) run(ctx context.Context) {
 	defer func() {
 		cancel()
 		d.running.Wait()
-		d.follow("")
 		for task := range d.told {
 			d.listen(task, nil)
 		}
@@ -78,6 +82,10 @@ func (d *driver) run(ctx context.Context) {
 	defer poll.Stop()
 	all := true // ask about every task, whatever was heard
 	for {
+		select {
+		case <-d.l.kick: // what it tells of is seen now
+		default:
+		}
 		rec, rev := d.record(d.l)
 		if rec == nil {
 			return
@@ -113,6 +121,9 @@ func (d *driver) run(ctx context.Context) {
 // has ended.
 func (d *driver) turn(ctx context.Context, rec *run.Record, rev uint64, all bool) (wrote bool, err error) {
 	now := d.now()
+	if err := d.storeResults(ctx, rec.RunID); err != nil { // of the last turn
+		return false, err
+	}
 	for _, f := range d.fans {
 		f.pause(rec.State == run.Paused)
 	}
@@ -198,24 +209,41 @@ func (d *driver) store(ctx context.Context, rec *run.Record, rev uint64, p Plan)
 		}
 	}
 	if p.Record.State.Ended() {
+		if err := d.lastResults(ctx, p.Record); err != nil {
+			return false, err
+		}
 		if err := d.writeOutput(ctx, p.Record); err != nil {
 			return false, err
 		}
 	}
-	if err := d.write(ctx, p.Record, rev, toldOf(rec, p.Record)); err != nil {
-		return false, err
+	if d.definition == nil {
+		d.definition = fleet.MustEncode(&p.Record.Definition)
+	}
+	var results error
+	var wg sync.WaitGroup
+	wg.Go(func() { results = d.storeResults(ctx, rec.RunID) })
+	crash.Point("before_run_record")
+	err = d.write(ctx, p.Record, rev, d.definition, toldOf(rec, p.Record))
+	wg.Wait()
+	if err != nil {
+		return false, errors.Join(err, results)
+	}
+	crash.Point("after_run_record")
+	for _, name := range p.Dispatch {
+		d.begun[p.Record.Nodes[name].TaskID] = true
 	}
 	if p.Record.State.Ended() {
 		d.log.Info("run ended", slog.String("state", string(p.Record.State)), slog.Int64("tokens_spent", p.Record.Tokens))
 		d.publishOutput(ctx, p.Record)
 	}
-	return true, nil
+	return true, results
 }
 
-// write stores a record after rev, with what the audit is told of it.
-func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64, told []byte) error {
+// write stores a record after rev, with what the audit is told of it; definition
+// is the run's, in JSON.
+func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64, definition, told []byte) error {
 	rec := bus.Record{
-		Subject: subjects.Run(r.RunID), Expected: rev, WriteID: uuid.NewString(), Data: fleet.MustEncode(r),
+		Subject: subjects.Run(r.RunID), Expected: rev, WriteID: uuid.NewString(), Data: r.Encode(definition),
 		Header: bus.Header{subjects.HeaderWriter: {string(w.cfg.ID)}, subjects.HeaderKind: {string(r.State)}}, Told: told,
 	}
 	if r.State.Ended() {
@@ -238,7 +266,7 @@ func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64, told []by
 // of all tasks, or of those of which that was heard.
 func (d *driver) look(ctx context.Context, rec *run.Record, all bool) (ended []Outcome, err error) {
 	maps.Copy(d.heard, d.box.take())
-	d.awaitContext(ctx, rec)
+	defer d.kept.forget()
 	var (
 		mu     sync.Mutex
 		errs   []error
@@ -246,6 +274,7 @@ func (d *driver) look(ctx context.Context, rec *run.Record, all bool) (ended []O
 		wg     sync.WaitGroup
 	)
 	slots := make(chan struct{}, callsAtOnce)
+	begun := 0 // the sequence of those that were dispatched last
 	for _, node := range inSequence(&rec.Definition) {
 		n := rec.Nodes[node.Name()]
 		if n.State != run.Dispatched {
@@ -262,6 +291,10 @@ func (d *driver) look(ctx context.Context, rec *run.Record, all bool) (ended []O
 		first, heard := !d.told[n.TaskID], d.heard[n.TaskID]
 		if !first && heard == nil && !all {
 			continue
+		}
+		if first && node.Sequence != begun {
+			wg.Wait() // they come first in the fleet's queue, too
+			begun = node.Sequence
 		}
 		d.told[n.TaskID] = true
 		d.listen(n.TaskID, d.box) // before it is dispatched
@@ -325,8 +358,6 @@ func (d *driver) ask(ctx context.Context, rec *run.Record, node *run.Node, task 
 	if e == nil || err != nil {
 		return nil, err
 	}
-	if err := d.storeResult(ctx, rec.RunID, task, e.result); err != nil {
-		return nil, err
-	}
+	d.kept.add(task, e.result)
 	return &Outcome{Node: node.Name(), TaskID: task, Status: e.status}, nil
 }

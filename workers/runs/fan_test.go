@@ -101,6 +101,43 @@ func TestFanOut(t *testing.T) {
 	}
 }
 
+// Who takes over a fan-out of which an item has failed begins nothing more, and
+// waits for what the one before has begun.
+func TestFanOutFailsOverATakeOver(t *testing.T) {
+	t.Parallel()
+	const n, begun = 40, 9
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	held := make(chan struct{})
+	work := files(n, func(brief string) bool { return brief == "3 f3" })
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+		if !strings.HasPrefix(d.Brief, "list") && !strings.HasPrefix(d.Brief, "3 ") {
+			<-held
+		}
+		return work(d)
+	}
+	stop := serve(t, runs.Config{Bus: b})
+	id := start(t, b, fmt.Sprintf(mapReduce, "fails", begun, "fail"))
+	bustest.Eventually(t, "the failure is stored", func() bool {
+		i := get(t, b, id).Nodes["each"].Items
+		return i != nil && i.Failed == 1 && i.Chunks == 1
+	})
+	stop()
+	serve(t, runs.Config{Bus: b})
+	over := func() bool { return get(t, b, id).State.Ended() }
+	bustest.Eventually(t, "it is known what is under way", func() bool {
+		k.mu.Lock()
+		asked := len(k.asked)
+		k.mu.Unlock()
+		return asked >= n-1 || over()
+	})
+	close(held)
+	r := until(t, b, id, run.Failed)
+	if i := r.Nodes["each"].Items; i.Done+i.Failed != k.count(func(*job) bool { return true })-1 || i.Failed != 1 || i.Done < begun-1 || i.Done > begun {
+		t.Errorf("%d done and %d failed of %d that were begun", i.Done, i.Failed, k.count(func(*job) bool { return true })-1)
+	}
+}
+
 // While a run is paused its fan-outs begin nothing, and go on when it is resumed.
 func TestFanOutPauses(t *testing.T) {
 	t.Parallel()

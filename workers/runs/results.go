@@ -138,7 +138,7 @@ func (w *Worker) itemResult(ctx context.Context, r subjects.RunID, i run.Item) (
 // outputOf is the output of a node that has ended: of a fan-out the list of
 // those of its items, null for one that has none. It is nil for no node, and
 // for one that has no output.
-func (w *Worker) outputOf(ctx context.Context, rec *run.Record, name run.NodeID) (json.RawMessage, error) {
+func (d *driver) outputOf(ctx context.Context, rec *run.Record, name run.NodeID) (json.RawMessage, error) {
 	n, known := rec.Nodes[name]
 	if !known {
 		return nil, nil
@@ -150,7 +150,7 @@ func (w *Worker) outputOf(ctx context.Context, rec *run.Record, name run.NodeID)
 		}
 	}
 	if node.FanOut == nil {
-		res, err := w.result(ctx, rec.RunID, n.TaskID)
+		res, err := d.resultOf(ctx, rec, n)
 		if res == nil || err != nil {
 			return nil, err
 		}
@@ -159,7 +159,7 @@ func (w *Worker) outputOf(ctx context.Context, rec *run.Record, name run.NodeID)
 	if n.Items == nil {
 		return nil, nil
 	}
-	items, err := w.latest(ctx, rec, name)
+	items, err := d.latest(ctx, rec, name)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (w *Worker) outputOf(ctx context.Context, rec *run.Record, name run.NodeID)
 		if i.State != run.Done || i.Index >= len(outputs) {
 			continue
 		}
-		res, err := w.itemResult(ctx, rec.RunID, i)
+		res, err := d.itemResult(ctx, rec.RunID, i)
 		if err != nil {
 			return nil, err
 		}

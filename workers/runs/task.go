@@ -12,6 +12,8 @@ import (
 type end struct {
 	status run.Status
 	result *fleet.Result
+
+	unknown bool // the fleet knows no such task
 }
 
 // endOf reads the end of a task from its last record.
@@ -87,7 +89,9 @@ func (w *Worker) get(ctx context.Context, from subjects.AgentID, task subjects.T
 	switch {
 	case subjects.CodeOf(err) == subjects.CodeNotFound:
 		// Its end was a day ago, and nobody looked: it is lost to the run.
-		return refused(subjects.Errorf(subjects.CodeNotFound, "the task is not kept any more")), nil
+		e := refused(subjects.Errorf(subjects.CodeNotFound, "the task is not kept any more"))
+		e.unknown = true
+		return e, nil
 	case err != nil:
 		return nil, err
 	case !v.State.Terminal():

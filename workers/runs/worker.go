@@ -83,7 +83,6 @@ type Worker struct {
 	ring  *workers.Ring
 	runs  map[subjects.RunID]*live
 	tasks map[subjects.TaskID]*box
-	news  map[subjects.SessionID]*news
 	due   map[subjects.RunID]bool // to be driven, or left, anew
 	kick  chan struct{}           // capacity 1
 }
@@ -129,7 +128,7 @@ func New(cfg Config) (*Worker, error) {
 	}
 	w := &Worker{
 		cfg: cfg, log: cfg.Log.With(slog.String("component", "runs")),
-		ring: workers.NewRing(cfg.ID), runs: map[subjects.RunID]*live{}, tasks: map[subjects.TaskID]*box{}, news: map[subjects.SessionID]*news{},
+		ring: workers.NewRing(cfg.ID), runs: map[subjects.RunID]*live{}, tasks: map[subjects.TaskID]*box{},
 		due: map[subjects.RunID]bool{}, kick: make(chan struct{}, 1),
 	}
 	if cfg.OutputDir != "" {
@@ -207,7 +206,6 @@ func (w *Worker) serve(ctx, life context.Context) error {
 		fn      func(bus.Msg)
 	}{
 		{subjects.EventPattern, w.onEvent},
-		{subjects.ContextNewsPattern, w.onNews},
 		{subjects.RunsHeartbeatPattern, w.onBeat},
 	} {
 		sub, err := w.cfg.Bus.Subscribe(s.subject, "", s.fn)

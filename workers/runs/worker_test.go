@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -87,6 +88,39 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// A worker may die when a record says that a node has ended, and its result is
+// not stored yet: whoever takes over gets it from the task, for those that
+// follow and for the document.
+func TestTakeOverWithoutResults(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	held := make(chan struct{})
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+		if brief, _, _ := strings.Cut(d.Brief, "\n"); brief == "c" {
+			<-held
+		}
+		return said("did " + d.Brief), true
+	}
+	stop := serve(t, runs.Config{Bus: b})
+	id := start(t, b, fmt.Sprintf(chain, "torn"))
+	bustest.Eventually(t, "b is done", func() bool { return get(t, b, id).Nodes["b"].State == run.Done })
+	stop()
+	for _, node := range []run.NodeID{"a", "b"} {
+		if err := b.Purge(t.Context(), subjects.StreamRuns, subjects.RunResult(id, runs.TaskID(id, node, 1))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(held)
+	serve(t, runs.Config{Bus: b})
+	until(t, b, id, run.Done)
+	for i, want := range []string{`"did a"`, `"did b\n`, `"did c\n`, `"did d did b\n`} {
+		if r := output(t, b, id).Results[i]; r.Result == nil || !strings.HasPrefix(string(r.Result.Output), want) {
+			t.Errorf("%s came to %+v, want %s…", r.Node, r.Result, want)
+		}
+	}
+}
+
 // The end of a run's time is the same for a worker that was started in the
 // middle of it: its tasks are canceled then.
 func TestDeadlineOverARestart(t *testing.T) {
@@ -146,9 +180,6 @@ agents:
     requirements: {required_mcp: [git], required_capabilities: [terminal], model_tier: opus, clean_repo: true, labels: {site: lab}}
     dependencies: [a]
 `)
-	// b is dispatched when a's result is in the session, and not before.
-	bustest.Eventually(t, "a is dispatched", func() bool { return len(k.briefs()) == 1 })
-	s.add(k.order[0])
 	r := until(t, b, id, run.Done)
 	a, n := k.tasks[runs.TaskID(id, "a", 1)].dispatch, k.tasks[runs.TaskID(id, "b", 1)].dispatch
 	want := fleet.Task{
@@ -176,14 +207,22 @@ agents:
 	}
 }
 
-// A result that never comes into the session holds a run up for two seconds.
-func TestSessionIsNotWaitedForLong(t *testing.T) {
+// What can begin at the same moment is dispatched in the order of sequence.
+func TestSequence(t *testing.T) {
 	t.Parallel()
 	b := bustest.New(t).Bus(t)
-	newDesk(t, b)
-	newSessions(t, b)
+	k := newDesk(t, b)
 	serve(t, runs.Config{Bus: b})
-	until(t, b, start(t, b, `{"agents":[{"id":"a","dependencies":[]},{"id":"b","dependencies":["a"]}]}`), run.Done)
+	d := &run.Definition{}
+	for i := range 40 {
+		d.Agents = append(d.Agents, run.Node{ID: run.NodeID(fmt.Sprint("n", i)), Brief: strconv.Itoa(40 - i), Sequence: 40 - i, Dependencies: []run.NodeID{}})
+	}
+	until(t, b, start(t, b, string(fleet.MustEncode(d))), run.Done)
+	for i, brief := range k.briefs() {
+		if brief != strconv.Itoa(i+1) {
+			t.Fatalf("they were dispatched in the order %v", k.briefs())
+		}
+	}
 }
 
 func TestConditions(t *testing.T) {

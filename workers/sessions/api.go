@@ -316,11 +316,15 @@ func (w *Worker) greet(ctx context.Context, from subjects.AgentID, r *handshake.
 	if !ack.Accepted {
 		return ack, nil
 	}
-	view, err := w.boundedContext(ctx, r.SessionID)
+	before, err := w.boundedContext(ctx, r.SessionID)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := w.tell(ctx, target, exchange(&view, w.now())); err != nil {
+	view, err := fleet.DecodeStored[handshake.ContextView](before)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.tell(ctx, target, exchange(view, w.now())); err != nil {
 		return nil, err
 	}
 	w.note(ctx, r.SessionID, target, handshake.EventExchange, map[string]any{"version": view.Context.Version})
@@ -362,18 +366,16 @@ func exchange(v *handshake.ContextView, now time.Time) *handshake.Exchange {
 }
 
 // boundedContext is what goes with an offer or a handshake.
-func (w *Worker) boundedContext(ctx context.Context, id subjects.SessionID) (v handshake.ContextView, err error) {
+func (w *Worker) boundedContext(ctx context.Context, id subjects.SessionID) (json.RawMessage, error) {
 	l := w.logOf(id)
 	if err := l.take(ctx); err != nil {
-		return v, err
+		return nil, err
 	}
 	defer l.release()
 	if err := l.catchUp(ctx, w.bus); err != nil {
-		return v, err
+		return nil, err
 	}
-	// A copy: the log goes on.
-	err = json.Unmarshal(fleet.MustEncode(l.bounded()), &v)
-	return v, err
+	return l.bounded(), nil
 }
 
 // offer gives a router what goes with an offer.
@@ -384,6 +386,7 @@ func (w *Worker) offer(ctx context.Context, from subjects.AgentID, r *handshake.
 	if _, err := w.own(ctx, r.From, r.SessionID); err != nil {
 		return nil, err
 	}
+	w.outcomes.await(ctx, r.AfterSeq)
 	view, err := w.boundedContext(ctx, r.SessionID)
 	if err != nil {
 		return nil, err

@@ -122,8 +122,9 @@ func (l *sessionLog) add(r *handshake.Record, seq uint64) {
 
 func entryWeight(e *handshake.Entry) int { return len(e.Output) + len(e.Findings) + 256 }
 
-// bounded is the context as it goes with an offer: the newest is kept.
-func (l *sessionLog) bounded() handshake.ContextView {
+// bounded is the context as it goes with an offer, a ContextView in JSON: the
+// newest is kept.
+func (l *sessionLog) bounded() json.RawMessage {
 	v := l.recent
 	v.Context.PreviousAgents = slices.Clone(v.Context.PreviousAgents)
 	metadata := maps.Clone(v.Context.Metadata)
@@ -137,11 +138,15 @@ func (l *sessionLog) bounded() handshake.ContextView {
 	if len(metadata) > 0 {
 		v.Context.Metadata = metadata
 	}
+	data := fleet.MustEncode(&v)
+	if len(data) <= offerBytes {
+		return data
+	}
 	if !v.Bound(offerBytes) { // what is shared is too much by itself
 		v.Context.SharedData = map[string]json.RawMessage{}
 		v.Context.Metadata = map[string]json.RawMessage{"omitted_shared_data": []byte("true")}
 	}
-	return v
+	return fleet.MustEncode(&v)
 }
 
 // append writes r as the next version and returns it. A repeat of its key is

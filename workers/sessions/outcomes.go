@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -23,6 +24,9 @@ const (
 	positionKey   = "sessions-position"
 	positionEvery = 2 * time.Second
 	appendTry     = 10 * time.Second
+	// awaitOutcomes bounds how long an offer waits for the results of those that
+	// ended before; routers wait twice as long.
+	awaitOutcomes = time.Second
 )
 
 // followOutcomes appends the result of every task that was dispatched with a
@@ -32,6 +36,7 @@ func (w *Worker) followOutcomes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.outcomes.reached(after)
 	written := time.Now()
 	return w.bus.Tail(ctx, bus.Tail{
 		Stream: subjects.StreamTasks, StartSeq: after + 1, HeadersOnly: true,
@@ -39,12 +44,56 @@ func (w *Worker) followOutcomes(ctx context.Context) error {
 			if m.Header.Get(subjects.HeaderKind) == fleet.KindOutcome && m.Header.Get(subjects.HeaderSession) != "" {
 				w.keepTrying(ctx, m)
 			}
+			if ctx.Err() == nil {
+				w.outcomes.reached(m.Seq)
+			}
 			if now := time.Now(); now.Sub(written) >= positionEvery && ctx.Err() == nil {
 				written = now
 				w.keepPosition(ctx, m.Seq)
 			}
 		},
 	})
+}
+
+// progress is up to which sequence of the stream of task records outcomes have
+// been appended.
+type progress struct {
+	mu    sync.Mutex
+	seq   uint64        // guarded by mu
+	moved chan struct{} // closed at the next one; nil while nobody waits; guarded by mu
+}
+
+func (p *progress) reached(seq uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seq = seq
+	if p.moved != nil {
+		close(p.moved)
+		p.moved = nil
+	}
+}
+
+// await waits until what came before seq is appended, for awaitOutcomes at most.
+func (p *progress) await(ctx context.Context, seq uint64) {
+	ctx, cancel := context.WithTimeout(ctx, awaitOutcomes)
+	defer cancel()
+	for {
+		p.mu.Lock()
+		if p.seq+1 >= seq {
+			p.mu.Unlock()
+			return
+		}
+		if p.moved == nil {
+			p.moved = make(chan struct{})
+		}
+		moved := p.moved
+		p.mu.Unlock()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // position is the sequence up to which outcomes have been appended.

@@ -85,8 +85,12 @@ func TestOfferContext(t *testing.T) {
 	}
 	req := handshake.OfferContext{SessionID: id, From: "boss"}
 	r := must[handshake.OfferContextReply](router, "offer", req)
-	entries := r.Context.Context.PreviousAgents
-	if size := len(fleet.MustEncode(&r.Context)); size > 64<<10 || len(entries) != 10 || !entries[0].Omitted || entries[9].Omitted {
+	view, err := fleet.DecodeStored[handshake.ContextView](r.Context)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries := view.Context.PreviousAgents
+	if size := len(r.Context); size > 64<<10 || len(entries) != 10 || !entries[0].Omitted || entries[9].Omitted {
 		t.Errorf("%d bytes with %d entries, want at most 64 KiB with the newest whole", size, len(entries))
 	}
 	must[handshake.View](boss.by("worker"), "get", handshake.Ref{SessionID: id, Token: r.Token})
@@ -95,4 +99,30 @@ func TestOfferContext(t *testing.T) {
 	refused(router, "offer", req, subjects.CodeNotFound)
 	req.From = "operator"
 	must[handshake.OfferContextReply](router, "offer", req)
+}
+
+// An offer of what builds on others waits for their results, which are on their
+// way, and for what never comes only a moment.
+func TestOfferWaitsForResults(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	boss, router := caller{t, b, "boss"}, caller{t, b, handshake.Router}
+	id := opened(boss).Session.SessionID
+	offered := make(chan handshake.OfferContextReply, 1)
+	asked := make(chan struct{})
+	go func() {
+		close(asked)
+		r, err := ask[handshake.OfferContextReply](router, "offer", handshake.OfferContext{SessionID: id, From: "boss", AfterSeq: 2})
+		if err != nil {
+			t.Errorf("offer = %v", err)
+		}
+		offered <- r
+	}()
+	<-asked
+	ended(t, b, "t1", "boss", id, &fleet.Result{Status: fleet.StatusDone, Output: fleet.MustEncode("first")})
+	if r := <-offered; !strings.Contains(string(r.Context), "first") {
+		t.Errorf("the offer has %s, without the result of t1", r.Context)
+	}
+	must[handshake.OfferContextReply](router, "offer", handshake.OfferContext{SessionID: id, From: "boss", AfterSeq: 1000})
 }

@@ -70,7 +70,8 @@ type Worker struct {
 	scanner *secrets.Scanner
 	verify  chan struct{} // one large output is read back at a time
 
-	notes *workers.Notes
+	notes    *workers.Notes
+	outcomes progress
 
 	// Fixed by Run before anything is served.
 	sessions *bus.KV
