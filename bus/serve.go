@@ -49,8 +49,8 @@ const (
 	metaEmbedded = "embedded"
 )
 
-// MetaProgram, in the metadata of a service whose version is that of a
-// protocol, is the program's.
+// MetaProgram is the program's version in the metadata of a service whose own is
+// that of a protocol.
 const MetaProgram = "program"
 
 // Durability is what a service knows of the servers that it stores at.

@@ -126,10 +126,11 @@ func (a *app) storage(ctx context.Context, b *bus.Bus) []finding {
 func replicas(list []bus.StreamFigures) finding {
 	late, headless := map[string]bool{}, 0
 	for i := range list {
-		for _, name := range list[i].Behind {
+		stream := &list[i]
+		for _, name := range stream.Behind {
 			late[name] = true
 		}
-		if list[i].Replicas > 1 && list[i].Leader == "" {
+		if stream.Replicas > 1 && stream.Leader == "" {
 			headless++
 		}
 	}

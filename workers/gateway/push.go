@@ -280,7 +280,7 @@ func (p *pusher) tellAll(ctx context.Context, key string, k kept, all []news, la
 			continue
 		}
 		for i, f := range n.frames {
-			if err := p.tell(ctx, key, &k.pushConfig, last.Trace(), n.seq, i, f); err != nil {
+			if err := p.tell(ctx, fmt.Sprintf("%s %d %d", key, n.seq, i), &k.pushConfig, last.Trace(), f); err != nil {
 				return err
 			}
 		}
@@ -288,9 +288,9 @@ func (p *pusher) tellAll(ctx context.Context, key string, k kept, all []news, la
 	return p.told(ctx, key, k, last)
 }
 
-// tell stores one delivery. Its id says what it is, so that it is one however
-// often it is stored.
-func (p *pusher) tell(ctx context.Context, key string, c *pushConfig, trace fleet.Trace, seq uint64, part int, f frame) error {
+// tell stores one delivery. Its id follows from what it is, so that it is one
+// however often it is stored.
+func (p *pusher) tell(ctx context.Context, what string, c *pushConfig, trace fleet.Trace, f frame) error {
 	body, err := protojson.Marshal(f.msg)
 	if err == nil {
 		body, err = compact(body)
@@ -298,7 +298,7 @@ func (p *pusher) tell(ctx context.Context, key string, c *pushConfig, trace flee
 	if err != nil {
 		return err
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d", key, seq, part))
+	sum := sha256.Sum256([]byte(what))
 	d := c.delivery(hex.EncodeToString(sum[:20]), p.w.cfg.PushEndpoint)
 	d.Body, d.Traceparent = body, trace.In(fleet.SpanTask, 0)
 	data, err := fleet.Encode(d)

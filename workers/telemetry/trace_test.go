@@ -265,7 +265,7 @@ func TestTheSpansOfADelivery(t *testing.T) {
 	b, r := bustest.New(t).Bus(t), receive(t)
 	start(t, telemetry.Config{Bus: b, OTLP: r.config()})
 	const given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-	state := func(state string, attempts int, s int, change func(*fleet.DeliveryState)) {
+	state := func(state string, attempts, s int, change func(*fleet.DeliveryState)) {
 		d := &fleet.DeliveryState{
 			Header: fleet.Header{Type: fleet.TypeDeliveryState, ProtocolVersion: fleet.Version}, DeliveryID: "d1", State: state, Endpoint: "human",
 			Order: "a1", Schedule: fleet.ScheduleHuman, Queued: began, Updated: after(time.Duration(s) * time.Second), NotAfter: after(time.Hour),

@@ -30,8 +30,8 @@ type Receiver struct {
 }
 
 // New starts a receiver that lives as long as the test.
-func New(t testing.TB) *Receiver {
-	t.Helper()
+func New(tb testing.TB) *Receiver {
+	tb.Helper()
 	r := &Receiver{spans: map[string]Span{}}
 	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		var export collector.ExportTraceServiceRequest
@@ -40,7 +40,7 @@ func New(t testing.TB) *Receiver {
 			err = proto.Unmarshal(body, &export)
 		}
 		if err != nil {
-			t.Errorf("spans cannot be read: %v", err)
+			tb.Errorf("spans cannot be read: %v", err)
 			w.WriteHeader(http.StatusBadRequest)
 			return
 		}
@@ -52,7 +52,7 @@ func New(t testing.TB) *Receiver {
 			}
 		}
 	}))
-	t.Cleanup(r.Close)
+	tb.Cleanup(r.Close)
 	return r
 }
 
