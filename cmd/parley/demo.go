@@ -22,7 +22,7 @@ import (
 
 const (
 	demoLimit    = 55 * time.Second        // for the whole story
-	demoPatience = 15 * time.Second        // for one step of it
+	demoPatience = 25 * time.Second        // for one step of it
 	demoListen   = 3200 * time.Millisecond // until a router believes that nobody could ever do a task
 	demoBreath   = time.Second             // between acts, where a person reads along
 )
