@@ -127,7 +127,7 @@ func Init(path string, now func() time.Time, tenants ...string) (*Directory, err
 			return nil, err
 		}
 	}
-	if err := d.write(serverFile, []byte(serverConf(path))); err != nil {
+	if err := d.write(serverFile, []byte(serverConf(path, len(d.index.Tenants)))); err != nil {
 		return nil, err
 	}
 	return d, d.Refresh()

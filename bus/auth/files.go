@@ -193,8 +193,12 @@ resolver_preload: {
 	return b.String()
 }
 
+// storePerTenant is what the streams of a tenant may reserve, in GB: by default
+// they take half of it.
+const storePerTenant = 20
+
 // serverConf is a whole configuration for one machine.
-func serverConf(path string) string {
+func serverConf(path string, tenants int) string {
 	return fmt.Sprintf(`# One NATS server that lets in whom this directory names: nats-server -c nats.conf
 #
 # It listens on the loopback alone. Change what you like: parley auth writes this
@@ -218,7 +222,8 @@ include operator.conf
 jetstream {
   store_dir: %q
   sync_interval: always  # no acknowledgement before the disk has it
+  max_file_store: %dGB   # what streams may reserve, for each tenant %d; without it, 75 %% of what is free at the start
   max_memory_store: 64MB # Parley keeps nothing in memory
 }
-`, filepath.Join(path, "data"))
+`, filepath.Join(path, "data"), storePerTenant*tenants, storePerTenant)
 }

@@ -64,9 +64,13 @@ func NewSite(tb testing.TB, dir string) *Site {
 	s := &Site{tb: tb, dir: dir, repl: map[string]*strings.Replacer{}, want: map[string][]string{}, CA: filepath.Join(dir, "tls", "ca.crt")}
 	certificates(tb, filepath.Dir(s.CA))
 	s.secrets()
+	// In their order, as the names that they stand for: a server that reloads sorts
+	// its routes in place, while others of its goroutines read them.
+	routes := []string{s.free(), s.free(), s.free()}
+	slices.Sort(routes)
 	var all []string // known to every node: how they find each other
 	for i := range 3 {
-		all = append(all, fmt.Sprintf("nats://n%d:6222", i+1), "nats://"+s.free(),
+		all = append(all, fmt.Sprintf("nats://n%d:6222", i+1), "nats://"+routes[i],
 			fmt.Sprintf("tls://n%d:7422", i+1), "tls://"+s.free())
 	}
 	for i, node := range nodes {
