@@ -57,18 +57,25 @@ type Record struct {
 	// fleet has no sessions.
 	SessionID subjects.SessionID `json:"session_id,omitempty"`
 	// Traceparent is of whoever started it; absent: its trace is its own.
-	Traceparent string            `json:"traceparent,omitempty"`
-	Definition  Definition        `json:"definition"`
-	Nodes       map[NodeID]Status `json:"nodes"`
-	Unknown     fleet.Unknown     `json:",unknown"`
+	Traceparent string `json:"traceparent,omitempty"`
+	// Definition is what is to be done. In a stored record of a run under way
+	// DefinitionHash may stand for it: its SHA-256, by which it is kept beside.
+	Definition     Definition        `json:"definition,omitzero"`
+	DefinitionHash string            `json:"definition_hash,omitempty"`
+	Nodes          map[NodeID]Status `json:"nodes"`
+	Unknown        fleet.Unknown     `json:",unknown"`
 }
 
-// Encode writes r with its definition as it was encoded before: the definition
-// is most of a record, and does not change with it.
+// Encode writes r with its definition as it was encoded before, which is most of
+// a record and does not change with it; without it where a hash stands for it,
+// until the run has ended.
 func (r *Record) Encode(definition []byte) []byte {
 	const name = `"definition":`
 	as := *r
-	as.Definition = Definition{}
+	if as.Definition = (Definition{}); r.DefinitionHash != "" && !r.State.Ended() {
+		return fleet.MustEncode(&as)
+	}
+	as.Definition.TaskID = r.RunID // something, whose place it takes
 	head, tail, _ := bytes.Cut(fleet.MustEncode(&as), append([]byte(name), fleet.MustEncode(&as.Definition)...))
 	out := make([]byte, 0, len(head)+len(name)+len(definition)+len(tail))
 	out = append(append(out, head...), name...)

@@ -99,7 +99,11 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (a
 	for i := range d.Agents {
 		r.Nodes[d.Agents[i].Name()] = run.Status{State: run.Waiting}
 	}
-	err = w.write(ctx, r, 0, fleet.MustEncode(&r.Definition), told(r, from, "start", ""))
+	definition := fleet.MustEncode(&r.Definition)
+	if r.DefinitionHash, err = w.storeDefinition(ctx, r.RunID, definition); err != nil {
+		return nil, notStored(err)
+	}
+	err = w.write(ctx, r, 0, definition, told(r, from, "start", ""))
 	if !errors.Is(err, bus.ErrConflict) {
 		if err != nil {
 			return nil, notStored(err)
@@ -149,7 +153,7 @@ func (w *Worker) last(ctx context.Context, who subjects.AgentID, id subjects.Run
 		return nil, 0, notStored(err)
 	}
 	if err == nil {
-		r, err := run.DecodeRecord(m.Data)
+		r, err := w.decodeRecord(ctx, m.Data)
 		if err != nil {
 			return nil, 0, err
 		}

@@ -254,7 +254,9 @@ func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64, definitio
 	next, err := w.records.Write(ctx, rec)
 	if err != nil { // what is stored may be another's, or this after all
 		if m, lastErr := w.cfg.Bus.Last(ctx, subjects.StreamRuns, rec.Subject); lastErr == nil {
-			w.takeRecord(m)
+			if lastErr = w.takeRecord(ctx, m); lastErr != nil {
+				w.log.Warn("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", lastErr))
+			}
 		}
 		return err
 	}

@@ -2,8 +2,11 @@ package runs
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 
 	"github.com/google/uuid"
 
@@ -33,6 +36,57 @@ func (w *Worker) storeOnce(ctx context.Context, subject string, v any) error {
 	defer cancel()
 	_, err := w.records.Write(ctx, bus.Record{Subject: subject, WriteID: uuid.NewString(), Data: fleet.MustEncode(v), TTL: keepResults})
 	return err
+}
+
+// longDefinition is how many bytes a definition has at least that is kept beside
+// the records of its run: each of them would have it once more.
+const longDefinition = 8 << 10
+
+func definitionSubject(r subjects.RunID, hash string) string {
+	return subjects.RunResult(r, hashed("definition %s", hash))
+}
+
+// storeDefinition stores a long definition, and returns its hash; "" for others,
+// which are in the records.
+func (w *Worker) storeDefinition(ctx context.Context, r subjects.RunID, definition []byte) (hash string, err error) {
+	if len(definition) < longDefinition {
+		return "", nil
+	}
+	sum := sha256.Sum256(definition)
+	hash = hex.EncodeToString(sum[:])
+	err = w.storeOnce(ctx, definitionSubject(r, hash), json.RawMessage(definition))
+	if errors.Is(err, bus.ErrConflict) {
+		return hash, nil // stored before
+	}
+	return hash, err
+}
+
+// decodeRecord reads a stored record, with its definition.
+func (w *Worker) decodeRecord(ctx context.Context, data []byte) (*run.Record, error) {
+	r, err := run.DecodeRecord(data)
+	if err != nil || r.DefinitionHash == "" || len(r.Definition.Agents) > 0 {
+		return r, err
+	}
+	w.mu.Lock()
+	l := w.runs[r.RunID]
+	known := l != nil && l.rec != nil && l.rec.DefinitionHash == r.DefinitionHash
+	if known {
+		r.Definition = l.rec.Definition
+	}
+	w.mu.Unlock()
+	if known {
+		return r, nil
+	}
+	m, err := w.cfg.Bus.Last(ctx, subjects.StreamRuns, definitionSubject(r.RunID, r.DefinitionHash))
+	if err != nil {
+		return nil, fmt.Errorf("read the definition of run %s: %w", r.RunID, err)
+	}
+	d, err := fleet.DecodeStored[run.Definition](m.Data)
+	if err != nil {
+		return nil, err
+	}
+	r.Definition = *d
+	return r, nil
 }
 
 // result is what a task has come to; nil when it has not.

@@ -177,7 +177,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	caughtUp := make(chan struct{}, 1)
 	tail.Go(func() {
 		err := w.cfg.Bus.Tail(life, bus.Tail{
-			Stream: subjects.StreamRuns, Subjects: []string{subjects.RunPattern}, LastPerSubject: true, Handle: w.onRecord,
+			Stream: subjects.StreamRuns, Subjects: []string{subjects.RunPattern}, LastPerSubject: true,
+			Handle:   func(m bus.Msg) { w.onRecord(life, m) },
 			CaughtUp: func(uint64) { caughtUp <- struct{}{} },
 		})
 		if err != nil && life.Err() == nil {
@@ -303,21 +304,36 @@ func kick(c chan struct{}) {
 	}
 }
 
-func (w *Worker) onRecord(m bus.Msg) {
+// onRecord takes in a record as it was stored, until that succeeds: nothing else
+// tells of it again.
+func (w *Worker) onRecord(ctx context.Context, m bus.Msg) {
 	vars, ok := subjects.Tokens(subjects.RunPattern, m.Subject)
 	if own := m.Header.Get(subjects.HeaderWriter) == string(w.cfg.ID); ok && w.knows(subjects.RunID(vars[0]), m.Seq, own) {
 		return
 	}
-	w.takeRecord(m)
+	for {
+		err := w.takeRecord(ctx, m)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		w.log.Error("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", err))
+		if !errors.Is(err, bus.ErrTimeout) && !errors.Is(err, bus.ErrNoResponders) {
+			return
+		}
+		select {
+		case <-time.After(againAfter):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
-func (w *Worker) takeRecord(m bus.Msg) {
-	r, err := run.DecodeRecord(m.Data)
-	if err != nil {
-		w.log.Error("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", err))
-		return
+func (w *Worker) takeRecord(ctx context.Context, m bus.Msg) error {
+	r, err := w.decodeRecord(ctx, m.Data)
+	if err == nil {
+		w.heard(r, m.Seq)
 	}
-	w.heard(r, m.Seq)
+	return err
 }
 
 // knows reports whether a record is no news: it is old, or this worker's own,

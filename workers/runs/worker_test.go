@@ -88,6 +88,50 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// A long definition is kept beside the records of a run under way, and read from
+// there by whoever takes over; the last record has it again.
+func TestLongDefinition(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+	stop := serve(t, runs.Config{Bus: b})
+	brief := strings.Repeat("long ", 2000)
+	definition := fmt.Sprintf(`{"task_id":"long","agents":[{"id":"a","brief":%q,"dependencies":[]},{"id":"b","brief":"b","dependencies":["a"]}]}`, brief)
+	id := start(t, b, definition)
+	bustest.Eventually(t, "a is dispatched", func() bool { return len(k.briefs()) == 1 })
+	stored := func() *run.Record {
+		t.Helper()
+		m, err := b.Last(t.Context(), subjects.StreamRuns, subjects.Run(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := run.DecodeRecord(m.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := stored(); r.DefinitionHash == "" || len(r.Definition.Agents) > 0 {
+		t.Errorf("the record has the hash %q and %d nodes", r.DefinitionHash, len(r.Definition.Agents))
+	}
+	stop()
+	k.change(func() {
+		k.deaf = true
+		k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return said("did it"), true }
+	})
+	k.end(k.order[0], said("a, at last"))
+	k.change(func() { k.deaf = false })
+	serve(t, runs.Config{Bus: b})
+	if r := until(t, b, id, run.Done); r.Definition.Agents[0].Brief != brief {
+		t.Errorf("its first brief is %.20q…", r.Definition.Agents[0].Brief)
+	}
+	if r := stored(); r.Definition.Agents[0].Brief != brief {
+		t.Errorf("the last record's first brief is %.20q…", r.Definition.Agents[0].Brief)
+	}
+	start(t, b, definition) // once more: it is the same
+}
+
 // A worker may die when a record says that a node has ended, and its result is
 // not stored yet: whoever takes over gets it from the task, for those that
 // follow and for the document.

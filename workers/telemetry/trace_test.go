@@ -287,7 +287,7 @@ func TestTheSpansOfADelivery(t *testing.T) {
 	state(fleet.DeliveryPending, 1, 8, func(d *fleet.DeliveryState) { d.DeliveryID, d.Traceparent = "untraced", "" })
 	state(fleet.DeliveryDead, 3, 9, func(d *fleet.DeliveryState) {
 		failed(subjects.CodeDeadlineExceeded, "not in time", 502)(d)
-		d.DeliveryID, d.Endpoint = "d2", "late"
+		d.DeliveryID, d.Endpoint, d.Queued = "d2", "late", after(time.Second)
 	})
 	if err := b.Publish(subjects.WebhookEvent("bad"), []byte("{"), nil); err != nil {
 		t.Fatal(err)
@@ -297,7 +297,7 @@ func TestTheSpansOfADelivery(t *testing.T) {
 	const want = `webhook human 0-5 (answered 404)
   POST 1.5-2 (answered 502)
   POST 4.5-5 (answered 404)
-webhook late 0-9 (not in time)
+webhook late 1-9 (not in time)
 `
 	if diff := cmp.Diff(want, draw(r.got(t), parent, "")); diff != "" {
 		t.Errorf("the tree (-want +got):\n%s", diff)
