@@ -126,12 +126,22 @@ func callRaw[T any](ctx context.Context, c *client, noun, verb string, data []by
 	return reply[T]{value: v, raw: m.Data}, nil
 }
 
+// dispatchTry is how long a dispatch waits for its answer before it is sent again:
+// who was about to answer may have gone. It has an id, so it is one task.
+const dispatchTry = 8 * time.Second
+
 // request asks once, and again where that may help: briefly while nobody is
 // there, until the time-out while the answer is to repeat.
 func (c *client) request(ctx context.Context, subject string, data []byte) (bus.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	m, err := c.bus.Request(ctx, subject, data, c.header)
+	try := c.timeout
+	if subject == subjects.API(c.from, "task", "dispatch") {
+		try = dispatchTry
+	}
+	first, done := context.WithTimeout(ctx, try)
+	m, err := c.bus.Request(first, subject, data, c.header)
+	done()
 	var last bus.Msg
 	again := func(m bus.Msg) bool {
 		last = m
@@ -142,8 +152,8 @@ func (c *client) request(ctx context.Context, subject string, data []byte) (bus.
 		soon, stop := context.WithTimeout(ctx, patience)
 		defer stop()
 		m, err = c.bus.RequestUntil(soon, subject, data, c.header, 0, again)
-	case err == nil && again(m):
-		m, err = c.bus.RequestUntil(ctx, subject, data, c.header, 0, again)
+	case err == nil && again(m), errors.Is(err, bus.ErrTimeout) && ctx.Err() == nil:
+		m, err = c.bus.RequestUntil(ctx, subject, data, c.header, try, again)
 	}
 	if err != nil && last.Data != nil {
 		return last, nil // the refusal says more than the time-out
