@@ -7,7 +7,9 @@
 //
 //   - The server's access-time ticker waits on a channel made at package init.
 //     Started inside a bubble it never blocks durably, and fake time stands
-//     still; this package starts it outside. TestFakeTimeMoves is the canary.
+//     still; this package starts it outside. TestFakeTimeMoves is the canary. So
+//     the server goes by the real time for what a stream's MaxAge takes away:
+//     when the oldest message is that old in fake time, all of them go.
 //   - The NATS client takes the timers of Flush, FlushTimeout, NextMsg and
 //     Drain, and of the Flush after a reconnect, from one pool of the process,
 //     and gives them back. A bubble's timer that another bubble or a test

@@ -82,18 +82,8 @@ func noSession(id subjects.SessionID) error {
 
 func (w *Worker) operator(id subjects.AgentID) bool { return slices.Contains(w.cfg.Operators, id) }
 
-// find gives a session that lives. What this worker has not heard of, or takes
-// for ended, is looked up.
-func (w *Worker) find(ctx context.Context, id subjects.SessionID) (stored, error) {
-	w.mu.Lock()
-	s, ok := w.known[id]
-	w.mu.Unlock()
-	if ok && w.now().Before(s.keptUntil()) {
-		return s, nil
-	}
-	return w.lookUp(ctx, id)
-}
-
+// lookUp asks the leader: what is known here may be behind what another worker
+// has just stored, and a session that was deleted is over for everybody.
 func (w *Worker) lookUp(ctx context.Context, id subjects.SessionID) (stored, error) {
 	e, err := w.sessions.Get(ctx, string(id))
 	switch {
@@ -120,14 +110,14 @@ func (w *Worker) use(ctx context.Context, from subjects.AgentID, id subjects.Ses
 		if err := w.keys.check(ctx, id, token, w.now()); err != nil {
 			return stored{}, w.refuse(ctx, id, from, err)
 		}
-		return w.find(ctx, id)
+		return w.lookUp(ctx, id)
 	}
 	return w.own(ctx, from, id)
 }
 
 // own finds a session for its owner, or an operator.
 func (w *Worker) own(ctx context.Context, from subjects.AgentID, id subjects.SessionID) (stored, error) {
-	s, err := w.find(ctx, id)
+	s, err := w.lookUp(ctx, id)
 	if err != nil {
 		return stored{}, err
 	}
@@ -217,11 +207,7 @@ func (w *Worker) update(ctx context.Context, from subjects.AgentID, r *handshake
 		told := workers.Line(n.SessionID, from, handshake.EventSessionUpdate, &n)
 		rev, err := w.sessions.Telling(told).Update(ctx, string(r.SessionID), fleet.MustEncode(&n), s.revision)
 		switch {
-		case errors.Is(err, bus.ErrConflict):
-			if s, err = w.lookUp(ctx, r.SessionID); err != nil {
-				return nil, err
-			}
-			w.learn(s)
+		case errors.Is(err, bus.ErrConflict): // another was faster: look again
 		case err != nil:
 			return nil, storeError(err)
 		default:
@@ -231,7 +217,7 @@ func (w *Worker) update(ctx context.Context, from subjects.AgentID, r *handshake
 	}
 }
 
-// learn takes in a record that was just read or written.
+// learn takes in a record that was just written.
 func (w *Worker) learn(s stored) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
