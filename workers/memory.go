@@ -2,7 +2,6 @@ package workers
 
 import (
 	"context"
-	"math"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
@@ -24,7 +23,10 @@ const (
 func TuneMemory(ctx context.Context) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(leastHeap))
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
-	heap := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"}}
+	samples := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/total:bytes"}, {Name: "/memory/classes/total:bytes"},
+		{Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/objects:bytes"},
+	}
 	collected := make(chan struct{}, 1)
 	for {
 		runtime.AddCleanup(new(canary), func(c chan<- struct{}) { c <- struct{}{} }, collected)
@@ -32,8 +34,9 @@ func TuneMemory(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-collected:
-			metrics.Read(heap)
-			debug.SetMemoryLimit(heapLimit(heap[0].Value.Uint64(), heap[1].Value.Uint64()))
+			metrics.Read(samples)
+			of := func(i int) int64 { return int64(samples[i].Value.Uint64()) } //nolint:gosec // bytes of this process
+			debug.SetMemoryLimit(memoryLimit(of(0), of(1), of(2)-of(3)-of(4)-of(5)))
 		}
 	}
 }
@@ -42,8 +45,11 @@ func TuneMemory(ctx context.Context) {
 // by itself.
 type canary [64]byte
 
-// heapLimit is the soft limit for a heap of which live bytes are in use and
-// scanned are looked through by each collection.
-func heapLimit(live, scanned uint64) int64 {
-	return int64(min(max(live+live/8+2*scanned, leastHeap), math.MaxInt64))
+// memoryLimit is the soft limit for a process of which live bytes of heap are in
+// use, scanned bytes of heap and stacks are looked through by each collection,
+// and the runtime holds beside bytes that no collection gives back: stacks, its
+// own books, what is left in spans. They count in Go's limit, so without them a
+// process of many goroutines would do nothing but collect.
+func memoryLimit(live, scanned, beside int64) int64 {
+	return max(beside+live+max(live/8, 2*scanned), leastHeap)
 }
