@@ -85,10 +85,8 @@ func (p *parley) prepare(ctx context.Context, srv *servers, s spec) error {
 			return err
 		}
 	}
-	for i := range s.Agents {
-		if err := p.startAgent(run, srv, i, (s.InFlight+s.Agents-1)/s.Agents); err != nil {
-			return err
-		}
+	if err := p.startAgents(run, srv, s); err != nil {
+		return err
 	}
 	if s.Storm != "" {
 		if err := p.startWorking(run, srv, s.InFlight); err != nil {
@@ -147,11 +145,26 @@ func (p *parley) startRouter(ctx context.Context, srv *servers, s spec, i int) e
 	return nil
 }
 
-func (p *parley) startAgent(ctx context.Context, srv *servers, i, parallel int) error {
-	b, err := p.connect(ctx, srv, "agent")
-	if err != nil {
-		return err
+// perConnection is how many agents of a crowd share a connection.
+const perConnection = 100
+
+func (p *parley) startAgents(ctx context.Context, srv *servers, s spec) error {
+	var b *bus.Bus
+	for i := range s.Agents {
+		if s.Agents <= perConnection || i%perConnection == 0 {
+			var err error
+			if b, err = p.connect(ctx, srv, "agent"); err != nil {
+				return err
+			}
+		}
+		if err := p.startAgent(ctx, b, i, (s.InFlight+s.Agents-1)/s.Agents); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+func (p *parley) startAgent(ctx context.Context, b *bus.Bus, i, parallel int) error {
 	w, err := agent.New(agent.Config{
 		ID: subjects.AgentID(fmt.Sprintf("echo-%d", i)), ModelTier: "haiku", Tools: []string{"echo"},
 		MaxParallel: parallel, Bus: watched{b, p.meter}, Handler: agent.HandlerFunc(echo), Log: quietLog(os.Stderr),

@@ -116,6 +116,7 @@ func (f *findings) check() []violation {
 	f.checkKeys()
 	f.checkDeadlines()
 	f.checkTerms()
+	f.checkSilent()
 	f.checkEligible()
 	f.checkHumans()
 	f.checkSessions()

@@ -4,7 +4,10 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"parley/test/rig"
@@ -64,6 +67,40 @@ func (f *findings) checkLevels(id string, attempts []rig.PastAttempt) {
 			f.fault("5 levels", id, "attempt %d was answered on level %d, after level %d", a.Attempt, a.Level, above)
 		}
 		above = max(above, a.Level)
+	}
+}
+
+// How long agents may be silent until no router offers them anything, and how
+// long something else that went wrong explains that one does: it listens anew
+// before it misses anybody.
+const (
+	silentMost   = 3 * time.Second // their lease of three heartbeats, and as much again
+	silentExcuse = 8 * time.Second
+)
+
+// checkSilent checks that agents who miss their heartbeats are offered nothing,
+// where nothing else goes wrong.
+func (f *findings) checkSilent() {
+	for _, o := range f.faults {
+		if o.Op != muteAgents {
+			continue
+		}
+		agents := strings.Replace(o.ID, "cast", "agent", 1) + "-"
+		from := o.from + int64(silentMost)
+		others := slices.DeleteFunc(slices.Clone(f.faults), func(x *op) bool { return x.Op == quietKind || x.Op == muteAgents })
+		if o.to <= from || slices.ContainsFunc(others, func(x *op) bool {
+			return x.from < o.to && min(x.to, math.MaxInt64-int64(silentExcuse))+int64(silentExcuse) > o.from
+		}) {
+			continue
+		}
+		f.counts["silences"]++
+		for _, notes := range f.notes {
+			for _, e := range notes {
+				if e.What == rig.WasOffered && strings.HasPrefix(e.Agent, agents) && e.At > from && e.At < o.to {
+					f.fault("24 silence", e.Task, "it was offered to %s, who had been silent for %s", e.Agent, time.Duration(e.At-o.from).Round(time.Millisecond))
+				}
+			}
+		}
 	}
 }
 

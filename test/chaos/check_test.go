@@ -67,6 +67,7 @@ func good(t *testing.T) *findings {
 // judge is what of the checks the evidence here is good for.
 func judge(f *findings) string {
 	f.checkTerms()
+	f.checkSilent()
 	f.checkMesh()
 	f.checkRuns()
 	f.checkClocks()
@@ -115,6 +116,11 @@ func TestCheckerFinds(t *testing.T) {
 		}},
 		{"counted twice", "tokens are counted", func(f *findings) { f.records["t"][3].Facts.TokensSpent = 3 * rig.Tokens }},
 		{"no patience", "5 backoff", func(f *findings) { *f.records["t"][2].Facts.NotBefore = morning.Add(9 * time.Second) }},
+		{"an offer to one who is silent", "24 silence", func(f *findings) {
+			at := morning.UnixNano()
+			f.faults = append(f.faults, &op{line: line{Op: muteAgents, ID: "cast-1"}, from: at, to: at + int64(9*time.Second)})
+			f.notes = append(f.notes, []rig.Entry{{At: at + int64(5*time.Second), What: rig.WasOffered, Task: "t", Agent: "agent-1-0"}})
+		}},
 		{"a time missed", "was missed, and nothing explains", func(f *findings) { delete(f.records, clockID(f)) }},
 		{"begun too early", "was begun", func(f *findings) { f.records[clockID(f)][0].Stored = morning }},
 		{"a time of nobody", "no time of a schedule is this task", func(f *findings) {

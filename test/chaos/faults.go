@@ -6,9 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"syscall"
 	"time"
+
+	"parley/test/rig"
 )
 
 // nemesis does what the plan says.
@@ -50,7 +53,7 @@ func (n *nemesis) run(ctx context.Context, list []fault) {
 
 // one does one fault and mends what it broke, also when ctx ends meanwhile.
 func (n *nemesis) one(ctx context.Context, f fault) {
-	end := n.journal.begin(line{Op: f.kind, Text: f.String()})
+	end := n.journal.begin(line{Op: f.kind, Text: f.String(), ID: n.whom(f)})
 	err := n.do(ctx, f)
 	code := ""
 	if err != nil {
@@ -63,6 +66,15 @@ func (n *nemesis) one(ctx context.Context, f fault) {
 	if err != nil && ctx.Err() == nil {
 		n.wrong = append(n.wrong, fmt.Sprintf("%s: %v", f.String(), err))
 	}
+}
+
+// whom is the process of agents that suffers, "" where it is somebody else.
+func (n *nemesis) whom(f fault) string {
+	switch f.kind {
+	case killAgents, pauseAgents, muteAgents, skewAgents:
+		return n.f.casts[f.target%len(n.f.casts)].name
+	}
+	return ""
 }
 
 func (n *nemesis) do(ctx context.Context, f fault) error {
@@ -89,6 +101,8 @@ func (n *nemesis) do(ctx context.Context, f fault) error {
 		return cast.start(n.w)
 	case pauseAgents:
 		return n.pauses(ctx, f, cast)
+	case muteAgents:
+		return n.mutes(ctx, f, cast)
 	case skewWorker:
 		return n.skews(ctx, f, worker)
 	case skewAgents:
@@ -115,6 +129,16 @@ func (n *nemesis) pauses(ctx context.Context, f fault, all ...*process) (err err
 		err = errors.Join(err, serr)
 	}
 	return err
+}
+
+// mutes keeps agents from sending heartbeats for a while, though they work.
+func (n *nemesis) mutes(ctx context.Context, f fault, p *process) error {
+	file := rig.Mute(p.journal())
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		return err
+	}
+	_ = pause(ctx, f.lasts)
+	return os.Remove(file)
 }
 
 // skews makes a clock wrong by up to five minutes for a while: it jumps, or the

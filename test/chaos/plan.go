@@ -31,6 +31,7 @@ const (
 	stopWorker   = "restart a worker"
 	killAgents   = "kill agents"
 	pauseAgents  = "pause agents"
+	muteAgents   = "agents fall silent"
 	cutZone      = "cut a zone off a server"
 	garbage      = "garbage at every door"
 	skewWorker   = "a worker's clock is wrong"
@@ -66,6 +67,7 @@ var kinds = []struct {
 	{stopWorker, true, 2, false, false, [2]float64{0, 1}},
 	{killAgents, true, 3, false, false, [2]float64{0, 2}},
 	{pauseAgents, true, 2, false, false, [2]float64{0.3, 4}},
+	{muteAgents, true, 2, false, false, [2]float64{4, 9}},
 	{cutZone, true, 2, true, false, [2]float64{1, 5}},
 	{garbage, true, 2, false, false, [2]float64{0, 1}},
 	{skewWorker, true, 3, false, false, [2]float64{1, 8}},

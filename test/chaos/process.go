@@ -95,6 +95,9 @@ func (p *process) skew(by time.Duration) error {
 	return os.Rename(temp, p.clock())
 }
 
+// journal is what a process of agents writes down.
+func (p *process) journal() string { return filepath.Join(p.dir, p.name+".journal") }
+
 func (p *process) log() string { return filepath.Join(p.dir, p.name+".log") }
 
 func (p *process) runsLocked() bool {

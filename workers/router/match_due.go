@@ -3,6 +3,7 @@ package router
 import (
 	"time"
 
+	"parley/bus/plant"
 	"parley/subjects/fleet"
 )
 
@@ -122,7 +123,7 @@ func (f *Fleet) expire(in *Instance) {
 		in.gone = false
 		f.generation++
 	}
-	if !in.lapsed && !in.leaseEnds().After(f.now) {
+	if !in.lapsed && !in.leaseEnds().After(f.now) && !plant.Bug("ghost_offered") {
 		f.lapse(in)
 	}
 	f.refresh(in)
