@@ -1,7 +1,6 @@
 package webhooks_test
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -35,18 +34,7 @@ func start(t *testing.T, cfg webhooks.Config) (w *webhooks.Worker, stop func()) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-	})
-	t.Cleanup(stop)
-	bustest.Eventually(t, "a worker that serves", func() bool { return w.Ready() == nil })
-	return w, stop
+	return w, bustest.Serve(t, w)
 }
 
 // call is one POST that a receiver got.
