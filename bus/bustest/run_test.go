@@ -101,28 +101,20 @@ func (s *server) Run(ctx context.Context) error {
 // TestServe: a worker is ready at first, and not in the end.
 func TestServe(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name string
-		lies bool
-		want []string
-	}{
-		{"honest", false, nil},
-		{"ready for ever", true, []string{"Run = *bustest_test.server is ready after Run has returned, want nil"}},
+	for lies, want := range map[bool][]string{
+		false: nil, true: {"Run = *bustest_test.server is ready after Run has returned, want nil"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				o := &observed{TB: t, ctx: t.Context()}
-				s := &server{lies: c.lies}
-				bustest.Serve(o, s)
-				if err := s.Ready(); err != nil {
-					t.Errorf("Ready = %v, want nil", err)
-				}
-				o.finish() // the end of the test stops it too
-				if diff := cmp.Diff(c.want, o.wrong); diff != "" {
-					t.Errorf("what is wrong (-want +got):\n%s", diff)
-				}
-			})
+		synctest.Test(t, func(t *testing.T) {
+			o := &observed{TB: t, ctx: t.Context()}
+			s := &server{lies: lies}
+			bustest.Serve(o, s)
+			if err := s.Ready(); err != nil {
+				t.Errorf("Ready = %v, want nil", err)
+			}
+			o.finish() // the end of the test stops it too
+			if diff := cmp.Diff(want, o.wrong); diff != "" {
+				t.Errorf("a worker that lies: %t: what is wrong (-want +got):\n%s", lies, diff)
+			}
 		})
 	}
 }
