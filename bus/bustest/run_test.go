@@ -91,7 +91,7 @@ func (s *server) Ready() error {
 }
 
 func (s *server) Run(ctx context.Context) error {
-	time.Sleep(time.Second)
+	<-time.After(time.Second)
 	s.ready.Store(true)
 	<-ctx.Done()
 	s.ready.Store(s.lies)
