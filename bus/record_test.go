@@ -270,6 +270,20 @@ type lines struct {
 	cuts   atomic.Int64
 }
 
+// disturbed gives a connection to a server, and what disturbs it.
+func disturbed(t *testing.T, s *bustest.Server) (*bus.Bus, *lines) {
+	t.Helper()
+	l := &lines{server: s.NATS(0)}
+	c := s.Config()
+	c.URL, c.InProcess = "", l
+	b, err := bus.Connect(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b, l
+}
+
 type line struct {
 	net.Conn
 	lines *lines
@@ -336,12 +350,7 @@ func lostAcknowledgement(t *testing.T, mode bus.CommitMode, n int) {
 	t.Helper()
 	s := bustest.New(t, bustest.SyncAlways)
 	plain := s.Bus(t)
-	l := &lines{server: s.NATS(0)}
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: l})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b, l := disturbed(t, s)
 	w, stop := b.Records("FLEET_TASKS", mode)
 	defer stop()
 	l.cutAt.Store(new(`{"stream":"FLEET_TASKS"`))
@@ -385,12 +394,7 @@ func lateAcknowledgement(t *testing.T, mode bus.CommitMode, n int) {
 	t.Helper()
 	s := bustest.NewFake(t, bustest.SyncAlways)
 	plain := s.Bus(t)
-	l := &lines{server: s.NATS(0)}
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: l, FakeTime: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b, l := disturbed(t, s)
 	w, stop := b.Records("FLEET_TASKS", mode)
 	defer stop()
 	held := make(chan struct{})
@@ -407,7 +411,7 @@ func lateAcknowledgement(t *testing.T, mode bus.CommitMode, n int) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	_, err = w.Write(ctx, bus.Record{Subject: "fleet.task.hasty", WriteID: "hasty"})
+	_, err := w.Write(ctx, bus.Record{Subject: "fleet.task.hasty", WriteID: "hasty"})
 	if !errors.Is(err, bus.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Write with 3 s = %v, want ErrTimeout and DeadlineExceeded", err)
 	}

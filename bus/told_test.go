@@ -132,12 +132,7 @@ func TestToldLostAcknowledgement(t *testing.T) {
 	t.Parallel()
 	s := bustest.New(t, bustest.SyncAlways)
 	plain := s.Bus(t)
-	l := &lines{server: s.NATS(0)}
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: l})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b, l := disturbed(t, s)
 	w, stop := b.Records(subjects.StreamRuns, bus.CommitDirect)
 	defer stop()
 	l.cutAt.Store(new(`{"stream":"FLEET_RUNS"`))

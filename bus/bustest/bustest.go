@@ -1,6 +1,6 @@
 // Package bustest starts real NATS servers for tests. They listen on a free
 // port of the loopback, keep their data in t.TempDir, and are closed by the
-// test's cleanup.
+// test's cleanup. Run and Serve run workers on them for as long.
 //
 // With NewFake a server runs inside a synctest bubble, on the bubble's time.
 // Two things of the process reach into all bubbles, and would break that:

@@ -29,9 +29,7 @@ func TestCanary(t *testing.T) {
 			<-ctx.Done() // it says nothing at all
 			return broken
 		}, slog.New(slog.DiscardHandler))
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- c.Run(ctx) }()
+		bustest.Run(t, c.Run)
 		synctest.Wait()
 		breaks.Store(true)
 		time.Sleep(canaryLimit - canaryEvery)
@@ -46,10 +44,6 @@ func TestCanary(t *testing.T) {
 		time.Sleep(2 * canaryEvery)
 		if err := c.Ready(); err != nil {
 			t.Errorf("not ready once it is mended: %v", err)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
 		}
 	})
 }

@@ -233,25 +233,7 @@ func breakChangeLog(t *testing.T, prepare, spoil func(string) error) {
 // failingAgent runs an agent whose tasks fail for good.
 func failingAgent(t *testing.T, url string) *bus.Bus {
 	t.Helper()
-	b, err := bus.Connect(t.Context(), bus.Config{URL: url})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := agent.New(agent.Config{ID: "bad", Bus: b, Handler: agent.HandlerFunc(func(context.Context, *agent.Task) (fleet.Result, error) {
+	return works(t, url, agent.Config{ID: "bad", Handler: agent.HandlerFunc(func(context.Context, *agent.Task) (fleet.Result, error) {
 		return fleet.Result{}, &agent.Fail{Message: "the disk is full"}
 	})})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-		b.Close()
-	})
-	return b
 }

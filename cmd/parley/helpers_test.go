@@ -18,6 +18,7 @@ import (
 	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/workers/agent"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata and the generated reference")
@@ -155,6 +156,23 @@ func (s *shell) up(t *testing.T, args ...string) (*job, string) {
 		t.Fatalf("no address in the banner:\n%s", out)
 	}
 	return j, url
+}
+
+// works runs an agent on a connection of its own until the test ends.
+func works(t *testing.T, url string, c agent.Config) *bus.Bus {
+	t.Helper()
+	b, err := bus.Connect(t.Context(), bus.Config{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	c.Bus = b
+	a, err := agent.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bustest.Run(t, a.Run)
+	return b
 }
 
 // golden compares got with testdata/name.golden.

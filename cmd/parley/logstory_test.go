@@ -11,7 +11,6 @@ import (
 	"sync"
 	"testing"
 
-	"parley/bus"
 	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -63,14 +62,10 @@ func TestTheLogTellsAStory(t *testing.T) {
 	j, url := s.up(t, "--log-format", "json", "--log-level", "debug", "--webhook-url", human.URL, "--webhook-secret", webhookSecret,
 		"--webhook-allow", "127.0.0.1", "--webhook-base", "50ms", "--group-wait", "50ms", "--group-by", "task")
 	s.environ = append(s.environ, "NATS_URL="+url)
-	b, err := bus.Connect(t.Context(), bus.Config{URL: url})
-	if err != nil {
-		t.Fatal(err)
-	}
 	agents := new(lines)
 	tries := 0
-	a, err := agent.New(agent.Config{
-		ID: "ann", Bus: b, Log: slog.New(slog.NewJSONHandler(agents, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	works(t, url, agent.Config{
+		ID: "ann", Log: slog.New(slog.NewJSONHandler(agents, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Handler: agent.HandlerFunc(func(_ context.Context, task *agent.Task) (fleet.Result, error) {
 			if task.ID() != "the-task" {
 				return agent.Text("ok"), nil
@@ -80,19 +75,6 @@ func TestTheLogTellsAStory(t *testing.T) {
 			}
 			return agent.Text("done"), nil
 		}),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-		b.Close()
 	})
 	bustest.Eventually(t, "ann", func() bool { return s.run(t, "agent", "get", "ann").code == 0 })
 

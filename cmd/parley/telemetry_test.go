@@ -14,25 +14,6 @@ import (
 	"parley/bus/bustest"
 )
 
-// scrape reads the page of metrics of a fleet.
-func scrape(t *testing.T, http1 string) string {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, http1+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(data)
-}
-
 // TestThePageOfMetrics: what a fleet does is on the page of its HTTP port.
 func TestThePageOfMetrics(t *testing.T) {
 	t.Parallel()
@@ -55,7 +36,7 @@ func TestThePageOfMetrics(t *testing.T) {
 	} {
 		var text string
 		bustest.Eventually(t, want, func() bool {
-			text = scrape(t, page)
+			_, text = get(t, page+"/metrics")
 			return strings.Contains(text, want)
 		})
 	}

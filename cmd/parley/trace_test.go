@@ -84,30 +84,6 @@ func (c *called) told() []string {
 	return slices.Clone(c.headers)
 }
 
-// works runs an agent until the test ends, and says what traceparent its task
-// has.
-func works(t *testing.T, url string, id subjects.AgentID, handle func(context.Context, *agent.Task) (fleet.Result, error)) {
-	t.Helper()
-	b, err := bus.Connect(t.Context(), bus.Config{URL: url})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := agent.New(agent.Config{ID: id, Bus: b, Handler: agent.HandlerFunc(handle)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-		b.Close()
-	})
-}
-
 const wholeTrace = `task
   wait for an agent
   invoke_agent ann (agent_error)
@@ -157,10 +133,10 @@ func TestTheWholeTrace(t *testing.T) {
 		handed["invoke_agent "+string(id)] = task.Dispatch.Traceparent
 	}
 	for _, id := range []subjects.AgentID{"ann", "bob"} {
-		works(t, url, id, func(_ context.Context, task *agent.Task) (fleet.Result, error) {
+		works(t, url, agent.Config{ID: id, Handler: agent.HandlerFunc(func(_ context.Context, task *agent.Task) (fleet.Result, error) {
 			hold(id, task)
 			return fleet.Result{}, &agent.Fail{Message: "the disk is full"}
-		})
+		})})
 	}
 	bustest.Eventually(t, "two agents", func() bool {
 		return s.run(t, "agent", "get", "ann").code == 0 && s.run(t, "agent", "get", "bob").code == 0
@@ -188,10 +164,10 @@ func TestTheWholeTrace(t *testing.T) {
 	}
 	id := string(found[1])
 	bustest.Eventually(t, "the human is called, at the second try", func() bool { return len(human.told()) >= 2 })
-	works(t, url, "cleo", func(_ context.Context, task *agent.Task) (fleet.Result, error) {
+	works(t, url, agent.Config{ID: "cleo", Handler: agent.HandlerFunc(func(_ context.Context, task *agent.Task) (fleet.Result, error) {
 		hold("cleo", task)
 		return agent.Text("done"), nil
-	})
+	})})
 	bustest.Eventually(t, "cleo", func() bool { return s.run(t, "escalation", "reassign", id, "cleo").code == 0 })
 	s.run(t, "task", "wait", id).check(t, 0, "done", "")
 
@@ -240,12 +216,7 @@ func TestTracesComeIn(t *testing.T) {
 	s := newShell(t)
 	_, url := s.up(t, "--otlp-endpoint", otel.URL)
 	s.environ = append(s.environ, "NATS_URL="+url, "TRACEPARENT="+callers)
-	b, err := bus.Connect(t.Context(), bus.Config{URL: url})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	works(t, url, "ann", func(context.Context, *agent.Task) (fleet.Result, error) { return agent.Text("ok"), nil })
+	b := works(t, url, agent.Config{ID: "ann", Handler: agent.Echo{}})
 	bustest.Eventually(t, "an agent", func() bool { return s.run(t, "agent", "get", "ann").code == 0 })
 	header := bus.Header{subjects.HeaderTraceparent: {callers}}
 	const alone = "task\n  wait for an agent\n  invoke_agent ann\n"

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -126,9 +125,7 @@ func TestReadyzTellsWhatIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
+	bustest.Run(t, h.Run)
 	for _, step := range []struct {
 		change func()
 		code   int
@@ -144,12 +141,9 @@ func TestReadyzTellsWhatIsWrong(t *testing.T) {
 			t.Errorf("%d %s, want %d %s", code, body, step.code, step.status)
 		}
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("Run = %v, want nil", err)
-	}
 }
 
+// get reads a page: its status and its text.
 func get(t *testing.T, url string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)

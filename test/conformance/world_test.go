@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -57,12 +56,12 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, "router", r.Run, r.Ready)
+	bustest.Serve(t, r)
 	g, err := registry.New(registry.Config{Bus: srv.Connect(t), Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, "registry", g.Run, g.Ready)
+	bustest.Serve(t, g)
 	w.agent("worker")
 	w.agent("second")
 	w.hooks = newReceiver(t)
@@ -73,7 +72,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, "webhooks", h.Run, h.Ready)
+	bustest.Serve(t, h)
 	w.open, _ = w.gateway(gateway.Config{Push: true, PushEndpoint: "push"})
 	w.asked, _ = w.gateway(gateway.Config{
 		Auth: gateway.Auth{Tokens: map[string]subjects.AgentID{aliceToken: "alice", bobToken: "bob"}},
@@ -123,23 +122,6 @@ func (r *receiver) at(path string) []notification {
 	return slices.Clone(r.got[path])
 }
 
-// run runs a worker until the test ends, or stop is called.
-func run(t *testing.T, name string, do func(context.Context) error, ready func() error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- do(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("%s: Run = %v", name, err)
-		}
-	})
-	t.Cleanup(stop)
-	bustest.Eventually(t, name+" is ready", func() bool { return ready() == nil })
-	return stop
-}
-
 // gateway starts a gateway on a port of its own.
 func (w *world) gateway(cfg gateway.Config) (address string, stop func()) {
 	w.t.Helper()
@@ -163,7 +145,7 @@ func (w *world) gateway(cfg gateway.Config) (address string, stop func()) {
 	s.Config.Protocols.SetUnencryptedHTTP2(true)
 	s.Start()
 	natsDoors.Store(s.URL, natsDoor{w.bus, cfg.NATS})
-	end := run(w.t, "gateway", g.Run, g.Ready)
+	end := bustest.Serve(w.t, g)
 	stop = sync.OnceFunc(func() {
 		end()
 		s.CloseClientConnections()
@@ -185,16 +167,14 @@ func (w *world) agent(id subjects.AgentID) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	run(w.t, string(id), a.Run, func() error {
+	bustest.Run(w.t, a.Run)
+	bustest.Eventually(w.t, string(id)+" is live", func() bool {
 		m, err := w.bus.Request(w.t.Context(), subjects.API("operator", "agent", "list"), fleet.MustEncode(fleet.AgentList{AgentID: id}), nil)
 		if err != nil {
-			return err
+			return false
 		}
 		l, err := fleet.DecodeReply[fleet.AgentListReply](m.Data)
-		if err != nil || len(l.Agents) == 0 || !l.Agents[0].Live {
-			return errors.Join(err, errors.New("not live"))
-		}
-		return nil
+		return err == nil && len(l.Agents) > 0 && l.Agents[0].Live
 	})
 }
 

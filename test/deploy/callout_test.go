@@ -1,7 +1,6 @@
 package deploy_test
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"log/slog"
@@ -29,7 +28,7 @@ func TestCallout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.Close()
+	t.Cleanup(b.Close)
 	if err := b.Provision(t.Context(), bus.Provisioning{MaxBytes: 64 << 20, BucketMaxBytes: 8 << 20, Room: 4 << 30}); err != nil {
 		t.Fatal(err)
 	}
@@ -41,16 +40,7 @@ func TestCallout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-	}()
-	bustest.Eventually(t, "a callout worker that serves", func() bool { return w.Ready() == nil })
+	bustest.Serve(t, w)
 
 	key, err := ids.Issue(t.Context(), "bot", subjects.RoleAgent)
 	if err != nil {

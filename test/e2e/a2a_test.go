@@ -85,12 +85,7 @@ func upWithA2A(t *testing.T) string {
 	if err = json.Unmarshal([]byte(out), &banner); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	b, err := bus.Connect(t.Context(), bus.Config{URL: banner.NATS, Name: "agent"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	w, err := agent.New(agent.Config{ID: "worker", Bus: b, MaxParallel: 32, Grace: -1, Handler: agent.HandlerFunc(
+	agentIn(t, banner.NATS, agent.Config{ID: "worker", MaxParallel: 32, Grace: -1, Handler: agent.HandlerFunc(
 		func(ctx context.Context, t *agent.Task) (fleet.Result, error) {
 			if t.Dispatch.Brief != "ask" {
 				return agent.Text(t.Dispatch.Brief), nil
@@ -98,18 +93,6 @@ func upWithA2A(t *testing.T) string {
 			answer, askErr := t.Ask(ctx, "which one?")
 			return agent.Text(answer.Text), askErr
 		})})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
 	wait, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for !listed(wait, banner.HTTP) {

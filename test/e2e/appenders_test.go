@@ -27,14 +27,7 @@ const appenders = 64
 func TestAppenders(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	nodes := []string{"cluster-1", "cluster-2", "cluster-3"}
-	brokers := map[string]*process{}
-	for _, n := range nodes {
-		brokers[n] = s.broker(n)
-	}
-	for _, n := range nodes {
-		s.well(s.Monitor(n) + "/healthz")
-	}
+	nodes, brokers := s.cluster()
 	var workers []*process
 	for i := range 2 {
 		page := deploy.FreeAddress(t)

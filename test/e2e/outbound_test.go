@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/bustest"
 	"parley/subjects/fleet"
 	"parley/workers/agent"
 )
@@ -240,15 +241,7 @@ func agentIn(t *testing.T, nats string, c agent.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	bustest.Run(t, w.Run)
 }
 
 // TestOutbound has the agents of one fleet serve in another one, all in

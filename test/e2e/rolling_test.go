@@ -61,14 +61,7 @@ func stops(t *testing.T, p *process, by syscall.Signal) {
 func TestRollingUpgrade(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	nodes := []string{"cluster-1", "cluster-2", "cluster-3"}
-	brokers := map[string]*process{}
-	for _, n := range nodes {
-		brokers[n] = s.broker(n)
-	}
-	for _, n := range nodes {
-		s.well(s.Monitor(n) + "/healthz")
-	}
+	nodes, brokers := s.cluster()
 	old := []*process{s.unit(t, "old-1"), s.unit(t, "old-2")}
 	ci := append(s.env(deploy.CI, nodes...), "PARLEY_AS=ci")
 	agent := func(name string) *process {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"parley/bus"
 	"parley/subjects/fleet"
 	"parley/subjects/run"
 	"parley/workers/agent"
@@ -121,22 +120,5 @@ func checkCrew(t *testing.T, f *testFleet, c *crew, rec *run.Record) {
 // man runs the agent isa until the test ends.
 func (f *testFleet) man(t *testing.T, h agent.Handler) {
 	t.Helper()
-	b, err := bus.Connect(t.Context(), bus.Config{URL: f.url})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := agent.New(agent.Config{ID: "isa", Bus: b, Heartbeat: time.Second, MaxParallel: 8, Handler: h})
-	if err != nil {
-		t.Fatal(err)
-	}
-	life, end := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- w.Run(life) }()
-	t.Cleanup(func() {
-		end()
-		if err := <-done; err != nil {
-			t.Errorf("agent: %v", err)
-		}
-		b.Close()
-	})
+	agentIn(t, f.url, agent.Config{ID: "isa", Heartbeat: time.Second, MaxParallel: 8, Handler: h})
 }

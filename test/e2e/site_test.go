@@ -59,6 +59,21 @@ func (s siteUnderTest) broker(node string) *process {
 	return start(s.tb, s.dir, program{name: node, path: self, env: append([]string{brokerEnv + "=" + s.Config(node)}, s.Env...)})
 }
 
+// cluster starts the three NATS servers of a cluster and waits until each is
+// well.
+func (s siteUnderTest) cluster() (nodes []string, brokers map[string]*process) {
+	s.tb.Helper()
+	nodes = []string{"cluster-1", "cluster-2", "cluster-3"}
+	brokers = map[string]*process{}
+	for _, n := range nodes {
+		brokers[n] = s.broker(n)
+	}
+	for _, n := range nodes {
+		s.well(s.Monitor(n) + "/healthz")
+	}
+	return nodes, brokers
+}
+
 // ask reports whether a page answers with 200.
 func (s siteUnderTest) ask(ctx context.Context, page string) bool {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, page, http.NoBody)

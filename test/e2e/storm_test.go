@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -156,7 +155,7 @@ func newStorm(t *testing.T, n int) *storm {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.run(r.Run, r.Ready)
+	bustest.Serve(t, r)
 	e, err := escalation.New(escalation.Config{
 		Bus: srv.Connect(t), ChangeLog: s.log, Log: log,
 		Chain: policy.Chain{Contacts: []string{"human"}, GroupWait: 100 * time.Millisecond},
@@ -164,7 +163,7 @@ func newStorm(t *testing.T, n int) *storm {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.run(e.Run, e.Ready)
+	bustest.Serve(t, e)
 	w, err := webhooks.New(webhooks.Config{
 		Bus: srv.Connect(t), Log: log, Timeout: time.Second, ProbeEvery: 300 * time.Millisecond,
 		Human: webhooks.Schedule{Steps: []time.Duration{200 * time.Millisecond}, Refused: true},
@@ -176,7 +175,7 @@ func newStorm(t *testing.T, n int) *storm {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.run(w.Run, w.Ready)
+	bustest.Serve(t, w)
 	for i := range causes {
 		s.agent(srv.Connect(t), bad(i), (n+causes-1)/causes, func(ctx context.Context, _ *agent.Task) (fleet.Result, error) {
 			s.begun.Add(1)
@@ -197,24 +196,7 @@ func (s *storm) agent(b *bus.Bus, id subjects.AgentID, parallel int, f agent.Han
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.run(a.Run, nil)
-}
-
-// run runs a worker until the test ends.
-func (s *storm) run(f func(context.Context) error, ready func() error) {
-	s.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
-	s.t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-			s.t.Errorf("Run = %v", err)
-		}
-	})
-	if ready != nil {
-		s.until("a worker is ready", func() bool { return ready() == nil })
-	}
+	bustest.Run(s.t, a.Run)
 }
 
 // dispatch dispatches n tasks and waits until all were accepted.
@@ -276,7 +258,7 @@ func (s *storm) each(stream, subject string, visit func(bus.Msg)) {
 
 // watch keeps how every task has ended; a task that ends twice is an error.
 func (s *storm) watch() {
-	s.run(func(ctx context.Context) error {
+	bustest.Run(s.t, func(ctx context.Context) error {
 		return s.bus.Tail(ctx, bus.Tail{Stream: subjects.StreamTasks, Handle: func(m bus.Msg) {
 			if m.Header.Get(subjects.HeaderKind) != fleet.KindOutcome {
 				return
@@ -293,7 +275,7 @@ func (s *storm) watch() {
 			}
 			s.ends[e.TaskID] = e.State
 		}})
-	}, nil)
+	})
 }
 
 // count counts the tasks that have ended in state.

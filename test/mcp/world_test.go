@@ -3,7 +3,6 @@ package mcp_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -46,13 +45,13 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, srv: srv, bus: srv.Bus(t)}
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	r, err := router.New(router.Config{Bus: srv.Connect(t), Operators: []subjects.AgentID{"operator"}, Log: log})
-	w.run("router", r, err)
+	w.run(r, err)
 	g, err := registry.New(registry.Config{Bus: srv.Connect(t), Log: log})
-	w.run("registry", g, err)
+	w.run(g, err)
 	m, err := meshworker.New(meshworker.Config{Bus: srv.Connect(t), Operators: []subjects.AgentID{"operator"}, Version: "1.0.0", Log: log})
-	w.run("mesh", m, err)
+	w.run(m, err)
 	e, err := escalation.New(escalation.Config{Bus: srv.Connect(t), Operators: []subjects.AgentID{"operator"}, Version: "1.0.0", Log: log})
-	w.run("escalation", e, err)
+	w.run(e, err)
 	w.agent("worker")
 	if w.mcp, err = mcp.New(mcp.Config{Bus: srv.Connect(t), Version: "1.2.3", Escalations: true, Log: log}); err != nil {
 		t.Fatal(err)
@@ -61,30 +60,12 @@ func newWorld(t *testing.T) *world {
 }
 
 // run runs a worker until the test ends.
-func (w *world) run(name string, worker interface {
-	Run(ctx context.Context) error
-	Ready() error
-}, err error,
-) {
+func (w *world) run(worker bustest.Worker, err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.until(name, worker.Run, worker.Ready)
-}
-
-func (w *world) until(name string, do func(context.Context) error, ready func() error) {
-	w.t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- do(ctx) }()
-	w.t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			w.t.Errorf("%s: Run = %v", name, err)
-		}
-	})
-	bustest.Eventually(w.t, name+" is ready", func() bool { return ready() == nil })
+	bustest.Serve(w.t, worker)
 }
 
 // agent starts an agent that does what a brief's first word says.
@@ -109,16 +90,14 @@ func (w *world) agent(id subjects.AgentID) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.until(string(id), a.Run, func() error {
+	bustest.Run(w.t, a.Run)
+	bustest.Eventually(w.t, string(id)+" is live", func() bool {
 		m, err := w.bus.Request(w.t.Context(), subjects.API("operator", "agent", "list"), fleet.MustEncode(fleet.AgentList{AgentID: id}), nil)
 		if err != nil {
-			return err
+			return false
 		}
 		l, err := fleet.DecodeReply[fleet.AgentListReply](m.Data)
-		if err != nil || len(l.Agents) == 0 || !l.Agents[0].Live {
-			return errors.Join(err, errors.New("not live"))
-		}
-		return nil
+		return err == nil && len(l.Agents) > 0 && l.Agents[0].Live
 	})
 }
 
@@ -200,18 +179,8 @@ func (w *world) overPipe(t *testing.T, from subjects.AgentID) *model {
 	t.Helper()
 	inR, inW := io.Pipe()
 	outR, outW := io.Pipe()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- w.mcp.Serve(ctx, from, inR, outW) }()
-	m := w.connect(t, &sdk.IOTransport{Reader: outR, Writer: inW})
-	t.Cleanup(func() {
-		_ = m.session.Close()
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
-	})
-	return m
+	bustest.Run(t, func(ctx context.Context) error { return w.mcp.Serve(ctx, from, inR, outW) })
+	return w.connect(t, &sdk.IOTransport{Reader: outR, Writer: inW})
 }
 
 // bearer adds a token to every request.

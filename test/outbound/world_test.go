@@ -1,7 +1,6 @@
 package outbound_test
 
 import (
-	"context"
 	"encoding/json"
 	"log/slog"
 	"net/http"
@@ -37,12 +36,12 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, "router", r.Run, r.Ready)
+	bustest.Serve(t, r)
 	g, err := registry.New(registry.Config{Bus: srv.Connect(t), Log: logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, "registry", g.Run, g.Ready)
+	bustest.Serve(t, g)
 	return w
 }
 
@@ -55,23 +54,6 @@ func (w *world) in(t *testing.T) *world {
 func logger(t *testing.T) *slog.Logger {
 	t.Helper()
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
-}
-
-// run runs a worker until the test ends, or stop is called.
-func run(t *testing.T, name string, do func(context.Context) error, ready func() error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- do(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("%s: Run = %v", name, err)
-		}
-	})
-	t.Cleanup(stop)
-	bustest.Eventually(t, name+" is ready", func() bool { return ready() == nil })
-	return stop
 }
 
 // gateway starts a gateway; its address is that of its server.
@@ -91,7 +73,7 @@ func (w *world) gateway() (address string) {
 	s.Config.Protocols.SetUnencryptedHTTP2(true)
 	s.Start()
 	w.t.Cleanup(s.Close)
-	run(w.t, "gateway", g.Run, g.Ready)
+	bustest.Serve(w.t, g)
 	return s.URL
 }
 
@@ -113,7 +95,9 @@ func (w *world) start(id subjects.AgentID, c agent.Config) (stop func()) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return run(w.t, string(id), a.Run, a.Ready)
+	stop = bustest.Run(w.t, a.Run)
+	bustest.Eventually(w.t, string(id)+" is announced", func() bool { return a.Ready() == nil })
+	return stop
 }
 
 // view is what the registry knows of an agent; nil: nothing.

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"parley/bus/bustest"
 	"parley/subjects"
 	messages "parley/subjects/a2e"
 	"parley/subjects/fleet"
@@ -308,14 +309,9 @@ func inBubble(t *testing.T, d a2e.Door, f func(t *testing.T, p *pipes, hold chan
 			d.Backend = b
 		}
 		p := newPipes()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- d.Serve(ctx, p) }()
+		stop := bustest.Run(t, func(ctx context.Context) error { return d.Serve(ctx, p) })
 		f(t, p, b.hold)
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
+		stop()
 	})
 }
 

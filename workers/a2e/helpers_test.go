@@ -259,18 +259,7 @@ func (s *stage) start(b *bus.Bus, cfg a2e.Config) (w *a2e.Worker, stop func()) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			s.t.Errorf("Run = %v, want nil", err)
-		}
-	})
-	s.t.Cleanup(stop)
-	bustest.Eventually(s.t, "a worker that serves", func() bool { return w.Ready() == nil })
-	return w, stop
+	return w, bustest.Serve(s.t, w)
 }
 
 // listener is a place for connections.

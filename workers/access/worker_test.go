@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/handshake"
 	"parley/workers"
@@ -65,15 +66,7 @@ func start(t *testing.T, fail error) (*access.Worker, func() []told) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-	})
+	bustest.Run(t, w.Run)
 	return w, func() (all []told) {
 		synctest.Wait()
 		for len(lines) > 0 {

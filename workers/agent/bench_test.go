@@ -1,7 +1,6 @@
 package agent_test
 
 import (
-	"context"
 	"strconv"
 	"sync"
 	"testing"
@@ -39,9 +38,7 @@ func BenchmarkEcho(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(b.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
+	bustest.Run(b, w.Run)
 	<-ready
 	for range parallel {
 		free <- struct{}{}
@@ -55,7 +52,7 @@ func BenchmarkEcho(b *testing.B) {
 		n++
 		d := fleet.MustEncode(dispatch(subjects.TaskID("t"+strconv.Itoa(n)), "say this"))
 		asking.Go(func() {
-			if _, err := routers.Request(ctx, subject, d, nil); err != nil {
+			if _, err := routers.Request(b.Context(), subject, d, nil); err != nil {
 				b.Error(err)
 			}
 		})
@@ -63,9 +60,5 @@ func BenchmarkEcho(b *testing.B) {
 	asking.Wait()
 	for range parallel {
 		<-free
-	}
-	cancel()
-	if err := <-done; err != nil {
-		b.Fatal(err)
 	}
 }

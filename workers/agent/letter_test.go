@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -47,16 +46,7 @@ func runInbox(t *testing.T, most int, inbox agent.InboxFunc) (m *meshSide, stop 
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-	})
-	t.Cleanup(stop)
+	stop = bustest.Run(t, w.Run)
 	bustest.Eventually(t, "an agent", func() bool { return w.Ready() == nil })
 	return m, stop
 }

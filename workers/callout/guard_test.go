@@ -43,11 +43,7 @@ func newFleet(t *testing.T, n int) *fleetOf {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 2)
-		go func() { done <- w.Run(ctx) }()
-		t.Cleanup(func() { cancel(); <-done; <-done })
-		bustest.Eventually(t, "a worker that serves", func() bool { return w.Ready() == nil })
+		bustest.Serve(t, w)
 		stop, err := b.Serve(t.Context(), bus.Service{Name: "router", Version: "1.0.0", Endpoints: []bus.Endpoint{{
 			Name: "get", Subject: subjects.APIPattern("task", "get"),
 			Handle: func(context.Context, bus.Msg) ([]byte, error) { f.served.Add(1); return []byte("{}"), nil },
@@ -66,15 +62,15 @@ func newFleet(t *testing.T, n int) *fleetOf {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = sub.Drain() })
-		go func() {
-			done <- b.Consume(ctx, bus.Consumer{Stream: subjects.StreamInbox, Durable: "routers", DeadLetter: true}, func(_ context.Context, m bus.Msg) error {
+		bustest.Run(t, func(ctx context.Context) error {
+			return b.Consume(ctx, bus.Consumer{Stream: subjects.StreamInbox, Durable: "routers", DeadLetter: true}, func(_ context.Context, m bus.Msg) error {
 				f.queued <- m
 				if m.Delivered == 1 {
 					return bus.Later(errors.New("once more"), time.Millisecond)
 				}
 				return nil
 			})
-		}()
+		})
 		if err := b.Ping(t.Context()); err != nil {
 			t.Fatal(err)
 		}

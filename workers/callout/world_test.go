@@ -71,15 +71,7 @@ func open(t *testing.T, b *bus.Bus, terms callout.Terms) *callout.Identities {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- ids.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Identities.Run = %v, want nil", err)
-		}
-	})
+	bustest.Run(t, ids.Run)
 	return ids
 }
 
@@ -96,21 +88,7 @@ func (w *world) run(t *testing.T, b *bus.Bus, ids *callout.Identities) (stop fun
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		if err := worker.Run(ctx); err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-	}()
-	stop = func() {
-		cancel()
-		<-ended
-	}
-	t.Cleanup(stop)
-	bustest.Eventually(t, "a callout worker that serves", func() bool { return worker.Ready() == nil })
-	return stop
+	return bustest.Serve(t, worker)
 }
 
 // ask asks the API as the operator.

@@ -117,18 +117,7 @@ func (w *world) worker(cfg escalation.Config) (worker *escalation.Worker, stop f
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			w.t.Errorf("Run = %v", err)
-		}
-	})
-	w.t.Cleanup(stop)
-	bustest.Eventually(w.t, "the worker is ready", func() bool { return e.Ready() == nil })
-	return e, stop
+	return e, bustest.Serve(w.t, e)
 }
 
 // record stores the next record of a task, as a router does.

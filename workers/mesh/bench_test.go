@@ -1,7 +1,6 @@
 package mesh_test
 
 import (
-	"context"
 	"runtime"
 	"strconv"
 	"sync"
@@ -26,12 +25,10 @@ func BenchmarkDeliver(b *testing.B) {
 	if _, err := c.Subscribe(subjects.InboxPattern, "", done); err != nil {
 		b.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(b.Context())
-	defer cancel()
 	many(b, agents, func(i int) error {
 		id := agentID(i)
 		a := fleet.Announce{Worker: fleet.Worker{AgentID: id, Epoch: 1, MaxMessages: 4}, HeartbeatSeconds: new(0.0), TTLSeconds: 3600}
-		_, err := c.Store(ctx, subjects.Announce(id, "main"), fleet.MustEncode(&a), "", nil)
+		_, err := c.Store(b.Context(), subjects.Announce(id, "main"), fleet.MustEncode(&a), "", nil)
 		return err
 	})
 	runtime.GC()
@@ -41,15 +38,7 @@ func BenchmarkDeliver(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	var all sync.WaitGroup
-	defer all.Wait()
-	defer cancel()
-	all.Go(func() {
-		if err := w.Run(ctx); err != nil {
-			b.Error(err)
-		}
-	})
-	bustest.Eventually(b, "a mesh worker", func() bool { return w.Ready() == nil })
+	bustest.Serve(b, w)
 	processed := make(chan struct{}, 1<<20)
 	if _, err := c.Subscribe(subjects.MeshAckPattern, "", func(m bus.Msg) {
 		if a, err := wire.DecodeAck(m.Data); err == nil && a.State == wire.Processed {
@@ -62,7 +51,7 @@ func BenchmarkDeliver(b *testing.B) {
 	for b.Loop() {
 		many(b, agents, func(i int) error {
 			m := wire.Message{MessageID: wire.MessageID(strconv.Itoa(sent + i)), Text: "hello", Reply: wire.No}
-			_, err := c.Store(ctx, subjects.Mesh(agentID(i), "ann"), fleet.MustEncode(&m), "", nil)
+			_, err := c.Store(b.Context(), subjects.Mesh(agentID(i), "ann"), fleet.MustEncode(&m), "", nil)
 			return err
 		})
 		for range agents {

@@ -23,21 +23,7 @@ func start(t *testing.T, b *bus.Bus, l mesh.Limits) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-		if w.Ready() == nil {
-			t.Error("ready after Run has returned")
-		}
-	})
-	t.Cleanup(stop)
-	bustest.Eventually(t, "a mesh worker that serves", func() bool { return w.Ready() == nil })
-	return stop
+	return bustest.Serve(t, w)
 }
 
 // peer plays an instance of an agent.

@@ -1,7 +1,6 @@
 package registry_test
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -20,19 +19,7 @@ func start(t *testing.T, b *bus.Bus) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-		if w.Ready() == nil {
-			t.Error("ready after Run has returned")
-		}
-	})
-	bustest.Eventually(t, "a registry that serves", func() bool { return w.Ready() == nil })
+	bustest.Serve(t, w)
 }
 
 // events hears what registries tell.

@@ -1,7 +1,6 @@
 package router_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -139,16 +138,7 @@ func TestTooManyWaiting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-	})
-	bustest.Eventually(t, "the router is ready", func() bool { return r.Ready() == nil })
+	w.run(r)
 	a := w.join("a", nil)
 	busy := w.send(dispatchJSON("x", ""))
 	a.offered()

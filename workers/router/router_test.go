@@ -55,18 +55,7 @@ func (w *world) router(id string) (stop func()) {
 // run runs a router and waits until it serves; the function stops it.
 func (w *world) run(r *router.Worker) (stop func()) {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			w.t.Errorf("router: Run = %v", err)
-		}
-	})
-	w.t.Cleanup(stop)
-	bustest.Eventually(w.t, "the router is ready", func() bool { return r.Ready() == nil })
-	return stop
+	return bustest.Serve(w.t, r)
 }
 
 // call asks the API as from.

@@ -26,18 +26,7 @@ func serve(t *testing.T, c runs.Config) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-	})
-	t.Cleanup(stop)
-	bustest.Eventually(t, "a runs worker that serves", func() bool { return w.Ready() == nil })
-	return stop
+	return bustest.Serve(t, w)
 }
 
 // desk plays routers and agents: it answers the API of tasks, and works on them.

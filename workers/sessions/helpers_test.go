@@ -21,26 +21,7 @@ func start(t *testing.T, b *bus.Bus) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	ended := false
-	stop = func() {
-		if ended {
-			return
-		}
-		ended = true
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-		if w.Ready() == nil {
-			t.Error("ready after Run has returned")
-		}
-	}
-	t.Cleanup(stop)
-	bustest.Eventually(t, "a worker that serves", func() bool { return w.Ready() == nil })
-	return stop
+	return bustest.Serve(t, w)
 }
 
 // caller asks as somebody.

@@ -1,7 +1,6 @@
 package telemetry_test
 
 import (
-	"context"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -216,17 +215,11 @@ func TestTracesOfTheirOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	bustest.Eventually(t, "ready", func() bool { return w.Ready() == nil })
+	stop := bustest.Serve(t, w)
 	story(t, b, "silent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00")
 	story(t, b, "alone", "")
 	bustest.Eventually(t, "both outcomes", func() bool { return value(page(t, w), `parley_tasks_total{outcome="done",priority="high"}`) == 2 })
-	cancel() // what was heard is sent all the same
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	stop() // what was heard is sent all the same
 	got, trace := r.got(t), fleet.TraceOf("alone", "")
 	if diff := cmp.Diff(wantTree, draw(got, nil, "")); diff != "" {
 		t.Errorf("the tree (-want +got):\n%s", diff)

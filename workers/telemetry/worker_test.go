@@ -1,7 +1,6 @@
 package telemetry_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -24,16 +23,7 @@ func start(t *testing.T, cfg telemetry.Config) *telemetry.Worker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	bustest.Eventually(t, "ready", func() bool { return w.Ready() == nil })
+	bustest.Serve(t, w)
 	if err := cfg.Bus.Ping(t.Context()); err != nil { // its subscription is there
 		t.Fatal(err)
 	}

@@ -56,15 +56,7 @@ func (f *fake) begin(t *testing.T, b *bus.Bus) *Worker {
 		t.Fatal(err)
 	}
 	w.post = f.post
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
-	})
+	bustest.Run(t, w.Run)
 	return w
 }
 
@@ -252,15 +244,10 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			return f.post(ctx, ep, d)
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
+		stop := bustest.Run(t, w.Run)
 		store(t, b, "d1", "t1")
 		time.Sleep(time.Second)
-		cancel()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		stop()
 		if got := lastState(t, b, "d1"); got.State != fleet.DeliveryDelivered {
 			t.Errorf("state %+v", got)
 		}

@@ -1,0 +1,154 @@
+package router_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+func TestSilenceEndsTheLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	a.stop()
+	b := w.join("b", nil)
+	if d := b.offered(); d.Task.TaskID != id || d.Attempt != 2 || d.Tried[0].Code != subjects.CodeAgentLost {
+		t.Errorf("offer = %+v", d)
+	}
+	bustest.Eventually(t, "the record names b", func() bool { return w.view(id).AgentID == "b" })
+	a.bus = w.srv.Connect(t)
+	_, err := a.result(id, fleet.Result{Attempt: 1, Epoch: a.epoch})
+	if !errors.Is(err, &subjects.Error{Code: subjects.CodeLateResult}) {
+		t.Errorf("the lost agent's result = %v, want late_result", err)
+	}
+	if _, err := b.result(id, fleet.Result{Attempt: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if v := w.outcome(id); v.State != fleet.StateDone || v.AgentID != "b" || v.Attempt != 2 {
+		t.Errorf("outcome = %+v", v)
+	}
+}
+
+func TestAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	w.join("b", nil)
+	if _, err := call[fleet.AgentListReply](w, "operator", "agent", "drain", fleet.AgentDrain{AgentID: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	a.stop()
+	bustest.Eventually(t, "the lease ends", func() bool { return w.view(id).State == fleet.StateQueued })
+	a.bus = w.srv.Connect(t)
+	if r, err := a.result(id, fleet.Result{Attempt: 1, Epoch: a.epoch}); err != nil || r.State != fleet.StateDone {
+		t.Errorf("result = %+v, %v; want it to count", r, err)
+	}
+	if v := w.outcome(id); v.AgentID != "a" {
+		t.Errorf("outcome = %+v", v)
+	}
+}
+
+func TestANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	b := w.join("b", nil)
+	id := w.send(dispatchJSON("x", `"alternatives":["b"],"agent":"a"`))
+	a.offered()
+	a.stop()
+	w.join("a", nil)
+	if d := b.offered(); d.Task.TaskID != id || !strings.Contains(d.Tried[0].Message, "restarted") {
+		t.Errorf("offer = %+v", d)
+	}
+}
+
+func TestCancelReachesTheHolder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	bustest.Eventually(t, "the record names the holder", func() bool { return w.view(id).State == fleet.StateWorking })
+	v, err := call[fleet.TaskView](w, "boss", "task", "cancel", fleet.TaskCancel{TaskID: id, Reason: "changed my mind"})
+	if err != nil || v.State != fleet.StateCanceled {
+		t.Fatalf("cancel = %+v, %v", v, err)
+	}
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != id || c.Reason.Code != subjects.CodeCanceled {
+		t.Errorf("told %+v", c)
+	}
+	if r, err := a.result(id, fleet.Result{Attempt: 1, Epoch: a.epoch}); err != nil || r.State != fleet.StateCanceled {
+		t.Errorf("the holder's result after the cancel = %+v, %v; want the final state", r, err)
+	}
+	again, err := call[fleet.TaskView](w, "boss", "task", "cancel", fleet.TaskCancel{TaskID: id})
+	if err != nil || again.State != fleet.StateCanceled {
+		t.Errorf("cancel again = %+v, %v", again, err)
+	}
+	if v := w.outcome(id); v.State != fleet.StateCanceled || v.Result.Error.Code != subjects.CodeCanceled || v.Result.Status != fleet.StatusError {
+		t.Errorf("outcome = %+v", v.Result)
+	}
+}
+
+func TestAnotherRouterTakesOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	stop := w.router("second")
+	w.router("third")
+	a := w.join("a", func(ann *fleet.Announce) { ann.Worker.MaxParallel = 5 })
+	var ids []subjects.TaskID
+	for i := range 40 {
+		ids = append(ids, w.send(dispatchJSON("x", fmt.Sprintf(`"agent":"a","alternatives":["alt-%d"]`, i%8))))
+	}
+	stop()
+	for range ids {
+		d := a.offered()
+		if _, err := a.result(d.Task.TaskID, fleet.Result{Attempt: d.Attempt, Epoch: a.epoch}); err != nil {
+			t.Errorf("result of %s: %v", d.Task.TaskID, err)
+		}
+	}
+	for _, id := range ids {
+		if v := w.outcome(id); v.State != fleet.StateDone {
+			t.Errorf("task %s is %s", id, v.State)
+		}
+		w.events(id)
+	}
+}
+
+func TestWorkThatNoRecordNamesIsRecalled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	a.mu.Lock()
+	a.holding["ghost"] = 1
+	a.mu.Unlock()
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != "ghost" || c.Reason.Code != subjects.CodeSuperseded {
+		t.Errorf("told %+v", c)
+	}
+}
+
+func TestAnOfferThatTimesOutIsRecalled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	a.answers(func(fleet.Dispatch) any { return nil })
+	id := w.send(dispatchJSON("x", ""))
+	a.offered()
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != id {
+		t.Errorf("told %+v", c)
+	}
+	if v := w.view(id); v.State != fleet.StateQueued || v.Attempt != 0 {
+		t.Errorf("view = %+v, want queued and no attempt counted", v)
+	}
+	a.answers(nil)
+	if d := a.offered(); d.Attempt != 1 {
+		t.Errorf("offered attempt %d", d.Attempt)
+	}
+}
