@@ -56,8 +56,9 @@ type driver struct {
 	session session
 	counted time.Time // when the items of fan-outs were last written down
 
-	definition []byte // the run's, in JSON; nil: not encoded yet
-	kept       kept   // of results
+	definition []byte    // the run's, in JSON; nil: not encoded yet
+	kept       kept      // of results
+	unwritten  time.Time // since when the document cannot be left where it is to be; zero: it can
 }
 
 func (w *Worker) newDriver(id subjects.RunID, l *live, stop context.CancelFunc) *driver {
@@ -212,7 +213,7 @@ func (d *driver) store(ctx context.Context, rec *run.Record, rev uint64, p Plan)
 		if err := d.lastResults(ctx, p.Record); err != nil {
 			return false, err
 		}
-		if err := d.writeOutput(ctx, p.Record); err != nil {
+		if err := d.leaveOutput(ctx, p.Record); err != nil {
 			return false, err
 		}
 	}
