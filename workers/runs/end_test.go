@@ -110,3 +110,37 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 		t.Errorf("left %v, %v", files, err)
 	}
 }
+
+// What a worker has written counts for it, also where it gave up on a write that
+// was stored after all: its owner carries out a cancel that came in that way.
+func TestOwnRecordThatCameLate(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+	serve(t, runs.Config{Bus: b, ID: "one"})
+	id := start(t, b, `{"agents":[{"id":"a","dependencies":[]}]}`)
+	bustest.Eventually(t, "a is dispatched", func() bool { return len(k.briefs()) == 1 })
+	records, stop := b.Records(subjects.StreamRuns, bus.CommitDirect)
+	defer stop()
+	bustest.Eventually(t, "the cancel is stored", func() bool {
+		m, err := b.Last(t.Context(), subjects.StreamRuns, subjects.Run(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := run.DecodeRecord(m.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Cancel = "canceled"
+		_, err = records.Write(t.Context(), bus.Record{
+			Subject: m.Subject, Expected: m.Seq, WriteID: fmt.Sprint("late-", m.Seq), Data: r.Encode(fleet.MustEncode(&r.Definition)),
+			Header: bus.Header{subjects.HeaderWriter: {"one"}, subjects.HeaderKind: {string(r.State)}},
+		})
+		return err == nil
+	})
+	until(t, b, id, run.Canceled)
+	if n := k.count(func(j *job) bool { return j.canceled }); n != 1 {
+		t.Errorf("%d tasks were canceled", n)
+	}
+}
