@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"parley/bus"
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -17,8 +15,11 @@ import (
 )
 
 // ahead is a server whose clock is a year ahead.
-type ahead struct{ server nats.InProcessConnProvider }
+type ahead struct {
+	server interface{ InProcessConn() (net.Conn, error) }
+}
 
+// InProcessConn implements what bus.Config asks of a server.
 func (a ahead) InProcessConn() (net.Conn, error) {
 	conn, err := a.server.InProcessConn()
 	return &aheadConn{Conn: conn, from: bufio.NewReaderSize(conn, 1<<20)}, err
