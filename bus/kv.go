@@ -151,16 +151,25 @@ func (k *KV) Delete(ctx context.Context, key string) error {
 	return err
 }
 
+// keepMark is how long it can be heard that a key was deleted.
+const keepMark = day
+
 // DeleteRevision removes key if its last revision is rev; ErrConflict otherwise.
-// Unlike what Delete leaves, its mark is no end of a TTL when it is too old
-// itself, so no second mark follows.
+// The mark that it leaves is gone after a day: a worker that was away for less
+// hears of it, and a bucket of keys that come and go does not fill up. Unlike
+// what Delete leaves, its mark is no end of a TTL when it is too old itself, so
+// no second mark follows.
 func (k *KV) DeleteRevision(ctx context.Context, key string, rev uint64) error {
 	if err := validKey(key); err != nil {
 		return err
 	}
-	_, err := k.b.writeRecord(ctx, k.stream, Record{
-		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"PURGE"}}, Told: k.told,
-	})
+	mark := Record{
+		Subject: k.prefix + key, Expected: rev, WriteID: uuid.NewString(), Header: Header{"KV-Operation": {"PURGE"}}, TTL: keepMark, Told: k.told,
+	}
+	if ages(k.stream) {
+		mark.TTL = 0 // its age is bounded as all else is there
+	}
+	_, err := k.b.writeRecord(ctx, k.stream, mark)
 	return err
 }
 

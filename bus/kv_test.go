@@ -263,3 +263,45 @@ func TestKVEntries(t *testing.T) {
 		t.Errorf("Entries of nothing = %v, %v", got, err)
 	}
 }
+
+// TestMarksOfDeletions: what DeleteRevision leaves is there for a day, for those
+// who watch and were away, and takes no room for good.
+func TestMarksOfDeletions(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		for _, name := range []string{subjects.BucketAlerts, subjects.BucketSchedules, subjects.BucketAgents} {
+			k, err := b.KV(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			messages := func() uint64 {
+				t.Helper()
+				s, serr := b.StreamState(t.Context(), "KV_"+name)
+				if serr != nil {
+					t.Fatal(serr)
+				}
+				return s.Msgs
+			}
+			before := messages()
+			rev, err := k.Create(t.Context(), "x", []byte("1"), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := k.DeleteRevision(t.Context(), "x", rev); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Hour)
+			if n := messages(); n != before+1 {
+				t.Errorf("%s: %d messages after 20 h, want %d and the mark", name, n, before)
+			}
+			time.Sleep(5 * time.Hour)
+			if n := messages(); n != before {
+				t.Errorf("%s: %d messages after 25 h, want %d", name, n, before)
+			}
+			if _, err := k.Create(t.Context(), "x", []byte("2"), 0); err != nil {
+				t.Errorf("%s: create it again: %v", name, err)
+			}
+		}
+	})
+}

@@ -75,7 +75,7 @@ func (c Clock) Next(t time.Time) time.Time {
 	switch {
 	case c.cron != nil:
 		if next := c.cron.Next(t.In(c.zone)); !next.IsZero() {
-			return next.UTC()
+			return c.skipped(t, next).UTC()
 		}
 	case c.every > 0:
 		if t.Before(c.anchor) {
@@ -87,6 +87,32 @@ func (c Clock) Next(t time.Time) time.Time {
 		return c.at
 	}
 	return time.Time{}
+}
+
+// skipped is the first time after t and before next that the clocks of the zone
+// skip as they go forward, by the clocks of before; next, if there is none. A
+// cron expression by itself leaves out a skipped midnight, and half an hour.
+func (c Clock) skipped(t, next time.Time) time.Time {
+	change, end := t.In(c.zone).ZoneBounds()
+	for {
+		if !change.IsZero() {
+			_, was := change.Add(-1).Zone()
+			_, is := change.Zone()
+			from := change.Add(-1)
+			if t.After(from) {
+				from = t
+			}
+			// What is skipped lies, by the clocks of before, within that time of the change.
+			over := change.Add(time.Duration(is-was) * time.Second)
+			if n := c.cron.Next(from.In(time.FixedZone("", was))); from.Before(over) && n.Before(over) && n.Before(next) && !n.IsZero() {
+				return n
+			}
+		}
+		if end.IsZero() || !end.Before(next) {
+			return next
+		}
+		change, end = end.ZoneBounds()
+	}
 }
 
 // countMost bounds how many times are counted one by one.

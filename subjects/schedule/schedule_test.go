@@ -260,3 +260,46 @@ func TestID(t *testing.T) {
 		t.Error("another time has the same id")
 	}
 }
+
+// TestSkippedTimes: where clocks go forward, a time that is skipped comes right
+// after, at midnight and where they skip half an hour as well.
+func TestSkippedTimes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		cron, zone, from string
+		want             []string // by the clocks there
+	}{
+		{"30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", []string{"29 03:30", "30 02:30"}},
+		{"*/20 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", []string{"29 03:00", "29 03:20", "29 03:40", "30 02:00"}},
+		{"0 * * * *", "Europe/Berlin", "2026-03-29T00:00:00Z", []string{"29 03:00", "29 04:00", "29 05:00"}},
+		{"0 0 * * *", "Africa/Cairo", "2026-04-22T12:00:00Z", []string{"23 00:00", "24 01:00", "25 00:00"}},
+		{"*/30 0,1 * * *", "Africa/Cairo", "2026-04-23T12:00:00Z", []string{"24 01:00", "24 01:30", "25 00:00"}},
+		{"@daily", "Asia/Beirut", "2026-03-28T12:00:00Z", []string{"29 01:00", "30 00:00"}},
+		{"59 23 * * *", "Asia/Beirut", "2026-03-28T12:00:00Z", []string{"28 23:59", "29 23:59"}},
+		{"10 2 * * *", "Australia/Lord_Howe", "2026-10-03T00:00:00Z", []string{"04 02:40", "05 02:10"}},
+		{"0 9 * * *", "Pacific/Apia", "2011-12-29T10:30:00Z", []string{"29 09:00", "31 09:00", "01 09:00"}},
+		{"0 0 29 2 *", "Europe/Berlin", "2026-03-28T12:00:00Z", []string{"29 00:00"}},
+	} {
+		d := schedule.Definition{Cron: c.cron, TimeZone: c.zone}
+		clock, err := d.Clock(time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		zone, err := time.LoadLocation(c.zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, err := time.Parse(time.RFC3339, c.from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for range c.want {
+			at = clock.Next(at)
+			got = append(got, at.In(zone).Format("02 15:04"))
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s in %s from %s: %v, want %v", c.cron, c.zone, c.from, got, c.want)
+		}
+	}
+}

@@ -37,6 +37,7 @@ func (w *Worker) derive(ctx context.Context) error {
 	}
 	low := &lowWater{done: start, open: make(map[uint64]bool)}
 	slots := make(chan struct{}, deriving)
+	turns := turns{last: make(map[subjects.TaskID]chan struct{})}
 	var hands sync.WaitGroup
 	defer hands.Wait()
 	hands.Go(func() { w.keepCursor(ctx, low) })
@@ -51,7 +52,8 @@ func (w *Worker) derive(ctx context.Context) error {
 				low.passed(m.Seq)
 				return
 			}
-			switch task := subjects.TaskID(strings.TrimPrefix(m.Subject, subjects.Task(""))); level {
+			task := subjects.TaskID(strings.TrimPrefix(m.Subject, subjects.Task("")))
+			switch level {
 			case "0":
 				w.recent.over(task)
 			case "3":
@@ -63,14 +65,48 @@ func (w *Worker) derive(ctx context.Context) error {
 			case <-ctx.Done():
 				return
 			}
+			before, over := turns.take(task)
 			hands.Go(func() {
 				defer func() { <-slots }()
+				defer over()
+				select {
+				case <-before:
+				case <-ctx.Done():
+					return
+				}
 				if w.patiently(ctx, m, level) {
 					low.end(m.Seq)
 				}
 			})
 		},
 	})
+}
+
+// turns has the records of one task that are in hand done one after the other:
+// an escalation whose successor is there already counts as kept.
+type turns struct {
+	mu   sync.Mutex
+	last map[subjects.TaskID]chan struct{} // guarded by mu; closed when the last one of a task is done
+}
+
+// take gives a turn: it begins once before is closed, and ends with over.
+func (t *turns) take(task subjects.TaskID) (before <-chan struct{}, over func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	was, mine := t.last[task], make(chan struct{})
+	if was == nil {
+		was = make(chan struct{})
+		close(was)
+	}
+	t.last[task] = mine
+	return was, func() {
+		close(mine)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.last[task] == mine {
+			delete(t.last, task)
+		}
+	}
 }
 
 // patiently derives from m until that has worked; false when ctx ended first.

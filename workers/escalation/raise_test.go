@@ -116,3 +116,31 @@ func TestBriefs(t *testing.T) {
 		return len(l) == 1 && l[0].Count == n-12 && told() == n-12 && len(l[0].Tasks) > 0 && l[0].Tasks[0].Brief == "do the "+string(id(12))
 	})
 }
+
+// TestEveryEscalationIsKept: a worker that catches up keeps each escalation of a
+// task, also those of one level that follow upon each other closely.
+func TestEveryEscalationIsKept(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, bustest.New(t))
+	const tasks, each = 40, 4
+	for i := range tasks {
+		for k := range each {
+			w.record(subjects.TaskID(fmt.Sprintf("t%d", i)), "1", func(e *fleet.Event) {
+				e.Kind, e.State, e.Reason = fleet.KindRetry, fleet.StateQueued, &fleet.Reason{Code: subjects.CodeAgentError, Message: "m"}
+				e.Facts.Attempts = append(e.Facts.Attempts, fleet.Attempt{Attempt: k + 1, AgentID: "a", Code: subjects.CodeAgentError, Ended: e.Time, Level: 1})
+			})
+		}
+	}
+	log := filepath.Join(t.TempDir(), "CHANGE.log")
+	w.worker(escalation.Config{ChangeLog: log})
+	w.wait("last", "a", subjects.CodeAgentError)
+	eventually(t, "the last escalation", func() bool { return len(lines(t, log)) == 1 })
+	eventually(t, "every escalation is kept", func() bool { return len(w.escalations()) == tasks*each+1 })
+	seen := map[subjects.TaskID]uint64{}
+	for _, e := range w.escalations() {
+		if e.Seq <= seen[e.TaskID] {
+			t.Errorf("escalation %d of task %s comes after %d", e.Seq, e.TaskID, seen[e.TaskID])
+		}
+		seen[e.TaskID] = e.Seq
+	}
+}

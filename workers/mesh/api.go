@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -169,25 +170,27 @@ func (w *Worker) view(ctx context.Context, e *entry) (*mesh.View, error) {
 	return nil, notStored(err)
 }
 
-// list views entries, as many of the last ones as fit into a reply.
+// list views the last entries, as many as fit into a reply.
 func (w *Worker) list(ctx context.Context, entries []*entry, limit int) (*mesh.List, error) {
-	limit = cmp.Or(limit, defaultLimit)
-	entries = entries[max(len(entries)-limit, 0):]
+	entries = entries[max(len(entries)-cmp.Or(limit, defaultLimit), 0):]
 	l := &mesh.List{Messages: []mesh.View{}}
 	size := 0
-	for _, e := range entries {
+	for _, e := range slices.Backward(entries) {
 		v, err := w.view(ctx, e)
 		if err != nil {
 			return nil, err
 		}
-		size += len(v.Message.Text) + len(v.Message.Data) + 1024
-		if size > maxReply && len(l.Messages) > 0 {
+		if size += sizeOf(v); size > maxReply && len(l.Messages) > 0 {
 			break
 		}
 		l.Messages = append(l.Messages, *v)
 	}
+	slices.Reverse(l.Messages)
 	return l, nil
 }
+
+// sizeOf is about how many bytes of a reply a view has.
+func sizeOf(v *mesh.View) int { return len(v.Message.Text) + len(v.Message.Data) + 1024 }
 
 func (w *Worker) thread(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
 	q, err := fleet.DecodeRequest[mesh.Thread](data)
@@ -248,28 +251,31 @@ func (w *Worker) messagesTo(to subjects.AgentID, all bool) (found []*entry) {
 }
 
 // taken answers an inbox call, and takes the messages if it says so: those
-// that no instance has, the oldest first.
+// that no instance has, the oldest first, as many as fit into a reply.
 func (w *Worker) taken(ctx context.Context, found []*entry, q *mesh.Inbox) (*mesh.List, error) {
 	if !q.Take {
 		return w.list(ctx, found, q.Limit)
 	}
-	found = found[:min(len(found), cmp.Or(q.Limit, defaultLimit))]
-	l, err := w.list(ctx, found, 0)
-	if err != nil {
-		return nil, err
-	}
-	mine := l.Messages[:0]
-	for i, e := range found[:len(l.Messages)] {
-		took, err := w.takeOut(ctx, e)
-		if err != nil {
+	l := &mesh.List{Messages: []mesh.View{}}
+	size := 0
+	for _, e := range found[:min(len(found), cmp.Or(q.Limit, defaultLimit))] {
+		v, err := w.view(ctx, e)
+		if err != nil && len(l.Messages) == 0 {
+			return nil, err
+		}
+		if err != nil || size+sizeOf(v) > maxReply && len(l.Messages) > 0 {
 			break // what was taken before is told
 		}
+		took, err := w.takeOut(ctx, e)
+		if err != nil {
+			break // as above
+		}
 		if took != nil {
-			l.Messages[i].Ack = *took
-			mine = append(mine, l.Messages[i])
+			v.Ack = *took
+			l.Messages = append(l.Messages, *v)
+			size += sizeOf(v)
 		}
 	}
-	l.Messages = mine
 	return l, nil
 }
 

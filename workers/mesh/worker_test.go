@@ -442,3 +442,57 @@ func TestDoneOfAnEarlierAttempt(t *testing.T) {
 		t.Errorf("processed as attempt %d", a.Attempt)
 	}
 }
+
+// TestManyAreTaken: a person who takes more than are listed by default gets just
+// those that are taken from the inbox, the oldest first.
+func TestManyAreTaken(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b, mesh.Limits{PairPerMinute: 1000, AgentPerMinute: 1000})
+	const n = 130
+	for i := range n {
+		send(t, b, "boss", "ann", strconv.Itoa(i), nil)
+	}
+	var got []string
+	for len(got) < n {
+		l, err := ask[wire.List](t, b, "ann", "inbox", wire.Inbox{Take: true, Limit: 120})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(l.Messages) == 0 {
+			t.Fatalf("%d messages of %d were handed over", len(got), n)
+		}
+		for _, v := range l.Messages {
+			got = append(got, v.Message.Text)
+		}
+	}
+	for i, text := range got {
+		if text != strconv.Itoa(i) {
+			t.Fatalf("message %d is %s", i, text)
+		}
+	}
+}
+
+// TestLastOnesAreListed: of what does not fit into a reply, the last messages of
+// a thread are there, in order.
+func TestLastOnesAreListed(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b, mesh.Limits{PairPerMinute: 1000, AgentPerMinute: 1000})
+	const n = 20
+	for i := range n {
+		send(t, b, "boss", "ann", strings.Repeat("x", 60<<10), func(m *wire.Message) { m.ThreadID, m.MessageID = "long", wire.MessageID(fmt.Sprint("m", i)) })
+	}
+	bustest.Eventually(t, "the last one in the list of the thread", func() bool {
+		l, err := ask[wire.List](t, b, "boss", "thread", wire.Thread{ThreadID: "long"})
+		if err != nil || len(l.Messages) == 0 {
+			return false
+		}
+		for i, v := range l.Messages {
+			if want := wire.MessageID(fmt.Sprint("m", n-len(l.Messages)+i)); v.Message.MessageID != want {
+				return false
+			}
+		}
+		return true
+	})
+}

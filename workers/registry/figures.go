@@ -24,7 +24,7 @@ func (w *Worker) Figures() fleet.AgentFigures {
 	if w.view == nil {
 		return fleet.AgentFigures{}
 	}
-	return w.view.figures(time.Now().UTC())
+	return w.view.figures(w.now())
 }
 
 func (v *view) figures(now time.Time) fleet.AgentFigures {

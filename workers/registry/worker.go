@@ -67,6 +67,9 @@ func New(cfg Config) (*Worker, error) {
 // Name names the worker in logs.
 func (w *Worker) Name() string { return "registry" }
 
+// now is the time by the servers' clocks.
+func (w *Worker) now() time.Time { return w.cfg.Bus.Now() }
+
 // Ready returns nil once the registry knows every announce and serves.
 func (w *Worker) Ready() error {
 	switch {
@@ -82,7 +85,7 @@ func (w *Worker) Ready() error {
 // once everything it started has ended.
 func (w *Worker) Run(ctx context.Context) error {
 	w.mu.Lock()
-	w.view = newView(time.Now().UTC())
+	w.view = newView(w.now())
 	w.mu.Unlock()
 	agents, err := w.cfg.Bus.KV(ctx, subjects.BucketAgents)
 	if err != nil {
@@ -196,7 +199,7 @@ func (w *Worker) list(_ context.Context, m bus.Msg) ([]byte, error) {
 		return nil, err
 	}
 	w.mu.Lock()
-	reply := fleet.AgentListReply{Agents: w.view.list(q.AgentID, time.Now().UTC())}
+	reply := fleet.AgentListReply{Agents: w.view.list(q.AgentID, w.now())}
 	w.mu.Unlock()
 	if q.AgentID != "" && len(reply.Agents) == 0 {
 		return nil, subjects.Errorf(subjects.CodeNotFound, "no agent %q has announced itself in the last day", q.AgentID).
@@ -208,7 +211,7 @@ func (w *Worker) list(_ context.Context, m bus.Msg) ([]byte, error) {
 // with changes the view and tells what comes of it.
 func (w *Worker) with(f func(*view, time.Time) []fleet.AgentEvent) {
 	w.mu.Lock()
-	events := f(w.view, time.Now().UTC())
+	events := f(w.view, w.now())
 	w.mu.Unlock()
 	for i := range events {
 		e := &events[i]

@@ -87,10 +87,9 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (a
 		return nil, err
 	}
 	now := w.now()
-	timeout := time.Duration(cmp.Or(d.Timeout, run.DefaultTimeout) * float64(time.Second))
 	r := &run.Record{
 		Header: fleet.Header{Type: run.TypeRecord, ProtocolVersion: fleet.Version},
-		RunID:  d.TaskID, From: from, State: run.Running, Created: now, Deadline: now.Add(timeout).Truncate(time.Millisecond),
+		RunID:  d.TaskID, From: from, State: run.Running, Created: now, Deadline: deadline(d, now),
 		Definition: *d, Nodes: make(map[run.NodeID]run.Status, len(d.Agents)),
 	}
 	if t := m.Header.Get(subjects.HeaderTraceparent); fleet.ValidTraceparent(t) {
@@ -119,6 +118,12 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (a
 		return nil, err
 	}
 	return &run.Started{RunID: was.RunID, State: was.State, Duplicate: true}, nil
+}
+
+// deadline is the end of the time of a run that begins now.
+func deadline(d *run.Definition, now time.Time) time.Time {
+	timeout := time.Duration(cmp.Or(d.Timeout, run.DefaultTimeout) * float64(time.Second))
+	return now.Add(timeout).Truncate(time.Millisecond)
 }
 
 // roomForMore refuses new runs before the stream is full: the rest is for those
@@ -203,7 +208,7 @@ func summary(r *run.Record) run.Summary {
 	return s
 }
 
-// ended is a run that has an output.
+// endedRun is a run that has an output.
 func (w *Worker) endedRun(ctx context.Context, from subjects.AgentID, id subjects.RunID) (*run.Record, error) {
 	r, _, err := w.last(ctx, from, id)
 	if err == nil && !r.State.Ended() {
@@ -295,7 +300,7 @@ func resumeRun(r *run.Record, _ string, _ time.Time) (*run.Record, error) {
 }
 
 func retryRun(r *run.Record, _ string, now time.Time) (*run.Record, error) {
-	next := Retry(r, now.Add(r.Deadline.Sub(r.Created)).Truncate(time.Millisecond))
+	next := Retry(r, deadline(&r.Definition, now))
 	if next == nil && !r.State.Ended() {
 		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "the run is %s still", r.State).WithRemedy("wait for its end, or cancel it")
 	}

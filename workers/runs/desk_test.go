@@ -42,7 +42,8 @@ type desk struct {
 	busy     int
 	mostBusy int
 	refuse   func(d *fleet.Dispatch) error
-	asked    map[subjects.TaskID]bool // how far they are
+	lose     func(d *fleet.Dispatch) bool // the answer to what was taken
+	asked    map[subjects.TaskID]bool     // how far they are
 }
 
 type job struct {
@@ -105,6 +106,9 @@ func (k *desk) dispatch(_ context.Context, m bus.Msg) ([]byte, error) {
 			k.end(id, r)
 		}
 	}()
+	if k.lose != nil && k.lose(d) {
+		return nil, subjects.Errorf(subjects.CodeUnavailable, "the answer is lost")
+	}
 	return fleet.Encode(&fleet.Dispatched{TaskID: id, State: fleet.StateQueued})
 }
 

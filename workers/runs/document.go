@@ -24,6 +24,9 @@ const (
 	partSize    = 512 << 10 // bytes of a part
 )
 
+// leaveFor is how long it is tried to leave a document where it is to be.
+const leaveFor = time.Minute
+
 // document writes the document of a run that has ended, piece by piece. It
 // follows from what is stored alone.
 func (w *Worker) document(ctx context.Context, rec *run.Record, to io.Writer) error {
@@ -157,6 +160,9 @@ func (w *Worker) page(ctx context.Context, rec *run.Record, from, most int64) (p
 // publishOutput tells whoever listens what a run has come to, if a message
 // holds it.
 func (d *driver) publishOutput(ctx context.Context, rec *run.Record) {
+	// A driver is stopped when its run has ended, and that is now.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*callTry)
+	defer cancel()
 	p, err := d.page(ctx, rec, 0, maxDocument)
 	if err == nil && p.size <= maxDocument {
 		err = d.cfg.Bus.Publish(subjects.RunEvent(rec.RunID), p.data, bus.Header{subjects.HeaderKind: {kindOutput}})
@@ -179,6 +185,24 @@ func (w *Worker) checkLocation(at string) error {
 		return subjects.Errorf(subjects.CodeInvalidMessage, "this fleet writes no files").At("/output_location").
 			WithRemedy("leave it out, and read the document with run output")
 	}
+	return nil
+}
+
+// leaveOutput leaves a run's document where it is to be, and tries for a while:
+// a run ends without its file rather than never.
+func (d *driver) leaveOutput(ctx context.Context, rec *run.Record) error {
+	err := d.writeOutput(ctx, rec)
+	if err == nil {
+		return nil
+	}
+	if d.unwritten.IsZero() {
+		d.unwritten = time.Now()
+	}
+	if ctx.Err() != nil || time.Since(d.unwritten) < leaveFor {
+		return err
+	}
+	d.log.Error("the run ends without its file; run output has the document",
+		slog.String("output_location", rec.Definition.OutputLocation), slog.Any("error", err))
 	return nil
 }
 

@@ -56,8 +56,9 @@ type driver struct {
 	session session
 	counted time.Time // when the items of fan-outs were last written down
 
-	definition []byte // the run's, in JSON; nil: not encoded yet
-	kept       kept   // of results
+	definition []byte    // the run's, in JSON; nil: not encoded yet
+	kept       kept      // of results
+	unwritten  time.Time // since when the document cannot be left where it is to be; zero: it can
 }
 
 func (w *Worker) newDriver(id subjects.RunID, l *live, stop context.CancelFunc) *driver {
@@ -212,7 +213,7 @@ func (d *driver) store(ctx context.Context, rec *run.Record, rev uint64, p Plan)
 		if err := d.lastResults(ctx, p.Record); err != nil {
 			return false, err
 		}
-		if err := d.writeOutput(ctx, p.Record); err != nil {
+		if err := d.leaveOutput(ctx, p.Record); err != nil {
 			return false, err
 		}
 	}
@@ -251,17 +252,30 @@ func (w *Worker) write(ctx context.Context, r *run.Record, rev uint64, definitio
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*callTry)
 	defer cancel()
+	over := w.writing(rec.WriteID)
 	next, err := w.records.Write(ctx, rec)
-	if err != nil { // what is stored may be another's, or this after all
-		if m, lastErr := w.cfg.Bus.Last(ctx, subjects.StreamRuns, rec.Subject); lastErr == nil {
-			if lastErr = w.takeRecord(ctx, m); lastErr != nil {
-				w.log.Warn("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", lastErr))
-			}
-		}
-		return err
+	if err == nil {
+		w.heard(r, next)
 	}
-	w.heard(r, next)
-	return nil
+	was := over()
+	if err == nil {
+		return nil
+	}
+	// What is stored may be another's, or this after all; what is stored only
+	// after this is heard of as any other.
+	if was == nil {
+		m, lastErr := w.cfg.Bus.Last(ctx, subjects.StreamRuns, rec.Subject)
+		if lastErr != nil {
+			return err
+		}
+		was = &m
+	}
+	read, stop := context.WithTimeout(context.WithoutCancel(ctx), callTry) // ctx may have ended with the write
+	defer stop()
+	if readErr := w.takeRecord(read, *was); readErr != nil {
+		w.log.Warn("record cannot be read", slog.String("subject", was.Subject), slog.Any("error", readErr))
+	}
+	return err
 }
 
 // look dispatches what the record says is dispatched, and finds what has ended:

@@ -33,7 +33,7 @@ type fan struct {
 	log    *slog.Logger
 	halt   func() // ends its work and waits for that
 
-	alone bool // nobody else has begun items of this generation; owned by work
+	alone bool // what this pool knows nothing of was not begun in this generation; owned by work
 
 	mu     sync.Mutex // guards all below
 	over   *Outcome

@@ -138,6 +138,45 @@ func TestFanOutFailsOverATakeOver(t *testing.T) {
 	}
 }
 
+// An item that was dispatched, though no answer says so, is awaited when another
+// one fails.
+func TestFanOutFailsOverALostAnswer(t *testing.T) {
+	t.Parallel()
+	const n = 8
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	lost, held := make(chan struct{}), make(chan struct{})
+	k.lose = func(d *fleet.Dispatch) bool {
+		if strings.HasPrefix(d.Brief, "5 ") {
+			close(lost)
+			return true
+		}
+		return false
+	}
+	work := files(n, func(brief string) bool { return brief == "3 f3" })
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+		switch {
+		case strings.HasPrefix(d.Brief, "3 "):
+			<-lost
+		case strings.HasPrefix(d.Brief, "5 "):
+			<-held
+		}
+		return work(d)
+	}
+	serve(t, runs.Config{Bus: b})
+	id := start(t, b, fmt.Sprintf(mapReduce, "lost", n, "fail"))
+	bustest.Eventually(t, "what was dispatched is asked about", func() bool {
+		k.mu.Lock()
+		asked := k.asked[runs.ItemID(id, "each", 1, 5)]
+		k.mu.Unlock()
+		return asked || get(t, b, id).State.Ended()
+	})
+	close(held)
+	if i := until(t, b, id, run.Failed).Nodes["each"].Items; i.Done != n-1 || i.Failed != 1 {
+		t.Errorf("%d done and %d failed of %d that were begun", i.Done, i.Failed, n)
+	}
+}
+
 // While a run is paused its fan-outs begin nothing, and go on when it is resumed.
 func TestFanOutPauses(t *testing.T) {
 	t.Parallel()

@@ -252,6 +252,9 @@ func (p *pool) answered(c called) {
 		delete(p.open, c.task)
 		p.listen(c.task, nil)
 		p.late = append(p.late, c.index)
+		if subjects.CodeOf(c.err) != subjects.CodeRateLimited { // the answer may be lost alone
+			p.alone, p.sought = false, min(p.sought, c.index)
+		}
 	default:
 		o.asking, o.ask = false, time.Now().Add(o.wait)
 		o.wait = min(2*o.wait, askMost)

@@ -79,12 +79,13 @@ type Worker struct {
 	records bus.RecordWriter // set by Run
 	drivers sync.WaitGroup
 
-	mu    sync.Mutex // guards all below
-	ring  *workers.Ring
-	runs  map[subjects.RunID]*live
-	tasks map[subjects.TaskID]*box
-	due   map[subjects.RunID]bool // to be driven, or left, anew
-	kick  chan struct{}           // capacity 1
+	mu     sync.Mutex // guards all below
+	ring   *workers.Ring
+	runs   map[subjects.RunID]*live
+	tasks  map[subjects.TaskID]*box
+	due    map[subjects.RunID]bool // to be driven, or left, anew
+	writes map[string]*bus.Msg     // by write id, those of this worker that are under way; the record once it was heard
+	kick   chan struct{}           // capacity 1
 }
 
 // box is where somebody hears of the ends of tasks.
@@ -129,7 +130,7 @@ func New(cfg Config) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, log: cfg.Log.With(slog.String("component", "runs")),
 		ring: workers.NewRing(cfg.ID), runs: map[subjects.RunID]*live{}, tasks: map[subjects.TaskID]*box{},
-		due: map[subjects.RunID]bool{}, kick: make(chan struct{}, 1),
+		due: map[subjects.RunID]bool{}, writes: map[string]*bus.Msg{}, kick: make(chan struct{}, 1),
 	}
 	if cfg.OutputDir != "" {
 		if err := os.MkdirAll(cfg.OutputDir, 0o750); err != nil {
@@ -308,7 +309,7 @@ func kick(c chan struct{}) {
 // tells of it again.
 func (w *Worker) onRecord(ctx context.Context, m bus.Msg) {
 	vars, ok := subjects.Tokens(subjects.RunPattern, m.Subject)
-	if own := m.Header.Get(subjects.HeaderWriter) == string(w.cfg.ID); ok && w.knows(subjects.RunID(vars[0]), m.Seq, own) {
+	if ok && w.knows(subjects.RunID(vars[0]), m) {
 		return
 	}
 	for {
@@ -336,13 +337,33 @@ func (w *Worker) takeRecord(ctx context.Context, m bus.Msg) error {
 	return err
 }
 
-// knows reports whether a record is no news: it is old, or this worker's own,
-// which takes it in when it has written it (and reads it again after an error).
-func (w *Worker) knows(id subjects.RunID, rev uint64, own bool) bool {
+// knows reports whether a record is no news: it is old, or of a write that is
+// under way here, which takes it in, whatever becomes of the write.
+func (w *Worker) knows(id subjects.RunID, m bus.Msg) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	write := m.Header.Get(subjects.HeaderWriteID)
+	if _, here := w.writes[write]; here {
+		w.writes[write] = &m
+		return true
+	}
 	l := w.runs[id]
-	return l != nil && (own || rev <= l.rev)
+	return l != nil && m.Seq <= l.rev
+}
+
+// writing notes that a write is under way, until over: it gives the record, if
+// that was heard meanwhile.
+func (w *Worker) writing(id string) (over func() *bus.Msg) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.writes[id] = nil
+	return func() *bus.Msg {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		m := w.writes[id]
+		delete(w.writes, id)
+		return m
+	}
 }
 
 // heard takes in a record, of this worker or another.
