@@ -148,7 +148,7 @@ func (a *app) scheduled(f *scheduleFlags, args []string) (*schedule.Definition, 
 		}
 		work, to = m, &d.Message
 	default:
-		return nil, usage("%q: expected dispatch, run or mesh", what)
+		return nil, usage("%q: expected dispatch, run or mesh", what).next("parley schedule create --help")
 	}
 	if err != nil {
 		return nil, err
