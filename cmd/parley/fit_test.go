@@ -2,12 +2,26 @@ package main
 
 import (
 	"io"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/text"
 )
+
+// Whoever throws output away has no terminal.
+func TestNullIsNoTerminal(t *testing.T) {
+	t.Parallel()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if isTerminal(null) || terminalWidth(null) != 0 {
+		t.Errorf("%s is taken for a terminal", null.Name())
+	}
+}
 
 // A table is legible on a terminal of 80 columns: no line is longer, ids are
 // whole, and what is left out is said.
