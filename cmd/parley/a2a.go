@@ -310,7 +310,7 @@ func (a *app) a2aList() *cobra.Command {
 				a.notice("no agents; parley a2a register ADDRESS --id NAME  adds one")
 				return nil
 			}
-			g := a.grid("A2A agents", []string{"Id", "Name", "Address", "Secret in"}, "Address")
+			g := a.grid("A2A agents", []string{"ID", "Name", "Address", "Secret in"}, "Address")
 			for _, id := range list {
 				t := id.Transports.Card
 				if t == nil {

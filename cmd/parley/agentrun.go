@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -122,6 +123,11 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	case err != nil:
 		return err
 	}
+	for _, at := range [][2]string{{"--repo", f.repo}, {"--dir", f.dir}} {
+		if err := directory(at[1]); err != nil {
+			return usage("%s: %w", at[0], err).next("name a directory that is there, or leave " + at[0] + " out")
+		}
+	}
 	handler, watch, err := a.driver(ctx, f, command)
 	if err != nil {
 		return err
@@ -159,6 +165,18 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	return a.beAgent(ctx, cfg, me)
 }
 
+// directory is an error unless path is one, or empty.
+func directory(path string) error {
+	if path == "" {
+		return nil
+	}
+	info, err := os.Stat(path)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a directory", path)
+	}
+	return err
+}
+
 // beAgent connects an agent and runs it until ctx ends.
 func (a *app) beAgent(ctx context.Context, cfg agent.Config, me *myself) error {
 	bc := a.busConfig("parley agent "+string(cfg.ID), cfg.ID)
@@ -192,7 +210,7 @@ func (a *app) driver(ctx context.Context, f *agentFlags, command []string) (agen
 	case f.driver == "a2a":
 		return a.remoteDriver(ctx, f)
 	case f.driver != "" && f.driver != "exec":
-		return nil, nil, usage("there is no driver %q, only echo, exec and a2a", f.driver)
+		return nil, nil, usage("there is no driver %q, only echo, exec and a2a", f.driver).next("leave --driver out to run the command after --")
 	}
 	e, err := a.execDriver(f, command)
 	return e, nil, err
@@ -209,10 +227,7 @@ func (a *app) execDriver(f *agentFlags, command []string) (agent.Handler, error)
 			return nil, usage("--set %q: expected NAME=value", kv)
 		}
 	}
-	dir := f.dir
-	if dir == "" {
-		dir = f.repo
-	}
+	dir := cmp.Or(f.dir, f.repo)
 	e, err := agent.NewExec(agent.ExecConfig{
 		Command: command, Dir: dir, Env: a.environ, Allow: f.env, Set: f.set,
 		Usage: agent.Usage(f.usage), KillAfter: f.killAfter, Stall: f.stall,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,7 +52,7 @@ wrong.`,
 					return err
 				}
 			} else {
-				g := a.grid("Doctor", []string{"Check", "Is", "Found", "Then"}, "Then")
+				g := a.grid("Doctor", []string{"Check", "Is", "Found", "Then"})
 				for _, f := range found {
 					is := a.paint(green, "ok")
 					if !f.OK {
@@ -199,7 +200,7 @@ func contacts(s *fleet.EscalationStatusReply) finding {
 	if len(s.Contacts) == 0 {
 		return finding{Check: "contacts", OK: true, Found: "nobody is called: tasks end where they would wait for a human", Then: "PARLEY_WEBHOOK_URL or PARLEY_ALERT_CONTACTS names somebody"}
 	}
-	return finding{Check: "contacts", OK: true, Found: fmt.Sprint(s.Contacts)}
+	return finding{Check: "contacts", OK: true, Found: strings.Join(s.Contacts, ", ")}
 }
 
 func changeLog(s *fleet.EscalationStatusReply) finding {

@@ -151,9 +151,9 @@ func report(w io.Writer, err error, asJSON bool) {
 	e, ours := errors.AsType[*subjects.Error](err)
 	if asJSON {
 		if !ours {
-			e = &subjects.Error{Code: subjects.CodeInternal, Message: p.what, Remedy: p.then}
-			if p.exit == exitUsage {
-				e.Code = subjects.CodeInvalidMessage
+			e = &subjects.Error{Code: codeOf(p.exit), Message: p.what, Remedy: p.then}
+			if p.where != "" {
+				e.Message += ": " + p.where
 			}
 		}
 		if data, jerr := json.Marshal(fleet.ErrorReply{Error: e}); jerr == nil {
@@ -182,6 +182,19 @@ func part(w io.Writer, label, text string) {
 		}
 		fmt.Fprintf(w, "  %-6s %s\n", label, line)
 	}
+}
+
+// codeOf is the error code that has the exit code, or what comes closest.
+func codeOf(exit int) subjects.Code {
+	for _, c := range subjects.Codes() {
+		if codeExit(c) == exit {
+			return c
+		}
+	}
+	if exit == exitUsage {
+		return subjects.CodeInvalidMessage
+	}
+	return subjects.CodeInternal
 }
 
 // codeExit is the exit code of an error code.

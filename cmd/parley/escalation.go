@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,6 +72,8 @@ func (a *app) alert(state string) painted {
 
 func (a *app) nextCall(al *fleet.Alert) string {
 	switch {
+	case al.State == fleet.AlertResolved:
+		return "-"
 	case al.Held != "":
 		return "held: " + al.Held
 	case al.AckUntil != nil:
@@ -81,6 +82,14 @@ func (a *app) nextCall(al *fleet.Alert) string {
 		return a.when(*al.NextAt)
 	}
 	return "-"
+}
+
+// waiting says how many tasks wait.
+func waiting(n int) string {
+	if n == 1 {
+		return "1 task waits"
+	}
+	return thousands(int64(n)) + " tasks wait"
 }
 
 func causeOf(al *fleet.Alert) string {
@@ -132,7 +141,7 @@ func (a *app) escalationShow() *cobra.Command {
 			g.fact("Who", whoSees(al))
 			g.print()
 			if len(al.Tasks) > 0 {
-				g := a.grid(fmt.Sprintf("%d tasks wait", al.Count), []string{"Task", "From", "Since", "Gives up", "Tokens", "Brief", "Why"}, "Why")
+				g := a.grid(waiting(al.Count), []string{"Task", "From", "Since", "Gives up", "Tokens", "Brief", "Why"}, "Why")
 				for _, t := range al.Tasks {
 					g.add(string(t.TaskID), string(t.From), a.when(t.Since), a.when(t.GiveUpAt), thousands(t.TokensSpent), oneLine(t.Brief), string(t.Code)+": "+oneLine(t.Message))
 				}

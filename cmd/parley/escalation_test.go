@@ -79,6 +79,25 @@ func desk() answers {
 	return say
 }
 
+// Nobody is called about what is over.
+func TestNoCallAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	until := noon.Add(time.Hour)
+	a := &app{conf: defaultConfig(func(string) string { return "" }), now: func() time.Time { return noon }}
+	for _, al := range []fleet.Alert{{AckUntil: &until}, {NextAt: &until}, {Held: "agent_lost"}} {
+		al.State = fleet.AlertResolved
+		if got := a.nextCall(&al); got != "-" {
+			t.Errorf("next call %q of %+v, want none", got, al)
+		}
+	}
+	if got := a.nextCall(&fleet.Alert{State: fleet.AlertTriggered, NextAt: &until}); got != "in 1h" {
+		t.Errorf("next call %q, want in 1h", got)
+	}
+	if one, many := waiting(1), waiting(1200); one != "1 task waits" || many != "1,200 tasks wait" {
+		t.Errorf("%q, %q", one, many)
+	}
+}
+
 func TestGoldenEscalation(t *testing.T) {
 	t.Parallel()
 	s, _ := fakeFleet(t, desk())

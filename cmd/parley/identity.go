@@ -342,7 +342,7 @@ func (a *app) identitySign() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use: "sign SUBJECT [TEXT]", Short: "Print the headers that sign one message of another program", Args: cobra.RangeArgs(1, 2),
-		Example: `  nats pub fleet.dispatch.bot "say hello" $(parley identity sign fleet.dispatch.bot "say hello" | sed 's/^/-H /')`,
+		Example: `  nats req fleet.dispatch.bot "say hello" $(parley identity sign fleet.dispatch.bot "say hello" | sed 's/^/-H /')`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			me, err := a.needIdentity()
 			if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -111,11 +112,16 @@ func (a *app) invoke(ctx context.Context, c *client, d *fleet.Dispatch, out stri
 	if err != nil {
 		return err
 	}
-	data, err := json.MarshalIndent(r.value.Result, "", "  ")
+	raw, err := fleet.Encode(r.value.Result)
 	if err != nil {
 		return failed("write the result: %w", err)
 	}
-	if err := os.WriteFile(out, append(data, '\n'), 0o600); err != nil {
+	var data bytes.Buffer
+	if err := json.Indent(&data, raw, "", "  "); err != nil {
+		return failed("write the result: %w", err)
+	}
+	data.WriteByte('\n')
+	if err := os.WriteFile(out, data.Bytes(), 0o600); err != nil {
 		return failed("write the result: %w", err)
 	}
 	if err := a.printOutcome(r); err != nil {

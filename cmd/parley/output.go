@@ -71,8 +71,10 @@ func (a *app) printValue(v any) error {
 
 // grid is a table under a title, as natscli draws them.
 type grid struct {
-	app *app
-	t   table.Writer
+	app     *app
+	t       table.Writer
+	configs []table.ColumnConfig
+	rows    []table.Row
 }
 
 // numbers are the columns that stand at the right.
@@ -94,8 +96,8 @@ func (a *app) grid(title string, header []string, trimmed ...string) *grid {
 	}
 	t.AppendHeader(row)
 	var columns []table.ColumnConfig
-	for _, name := range header {
-		c := table.ColumnConfig{Name: name}
+	for i, name := range header {
+		c := table.ColumnConfig{Number: i + 1, Name: name}
 		if slices.Contains(trimmed, name) && !a.wide() {
 			c.WidthMax, c.WidthMaxEnforcer = 40, cut
 		}
@@ -104,8 +106,11 @@ func (a *app) grid(title string, header []string, trimmed ...string) *grid {
 		}
 		columns = append(columns, c)
 	}
+	if header == nil { // a card
+		columns = []table.ColumnConfig{{Number: 1}, {Number: 2}}
+	}
 	t.SetColumnConfigs(columns)
-	return &grid{app: a, t: t}
+	return &grid{app: a, t: t, configs: columns}
 }
 
 // cut shortens what is too long, and shows that it did.
@@ -126,10 +131,21 @@ func (g *grid) add(cells ...any) {
 		row[i] = c
 	}
 	g.t.AppendRow(row)
+	g.rows = append(g.rows, row)
 }
 
-// print draws the table.
-func (g *grid) print() { fmt.Fprintln(g.app.stdout, g.t.Render()) }
+// print draws the table. On a terminal it is made to fit, unless everything is
+// to be shown.
+func (g *grid) print() {
+	var left []string
+	if width := terminalWidth(g.app.stdout); width > 0 && !g.app.wide() {
+		left = g.fit(width)
+	}
+	fmt.Fprintln(g.app.stdout, g.t.Render())
+	if len(left) > 0 {
+		g.app.notice("left out to fit: %s; -o wide shows everything", strings.Join(left, ", "))
+	}
+}
 
 // colour is one of the terminal's.
 type colour string

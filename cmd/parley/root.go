@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/charmbracelet/x/term"
 	"github.com/lmittmann/tint"
 	"github.com/spf13/cobra"
 
@@ -224,13 +225,10 @@ func (a *app) clientLog() *slog.Logger {
 // colours reports whether w may be given colours.
 func (a *app) colours(w io.Writer) bool { return a.getenv("NO_COLOR") == "" && isTerminal(w) }
 
+// isTerminal reports whether w is a terminal; /dev/null is none.
 func isTerminal(w any) bool {
 	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	return ok && term.IsTerminal(f.Fd())
 }
 
 // semver is the program's version as NATS micro services must have it.

@@ -54,7 +54,7 @@ A dispatch that names a session continues it each time: the agent wakes with its
 context.`,
 		Example: `  parley schedule create standup --cron "0 9 * * 1-5" --tz Europe/Berlin dispatch standup.json
   parley schedule create sweep --every 15m --overlap queue run sweep.yaml
-  parley schedule create wake-isa --at 2026-05-31T21:00:00Z mesh --to isa "Look at the build again."`,
+  parley schedule create wake-isa --at 30m mesh --to isa "Look at the build again."`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 3 {
 				return usage("expected a name, dispatch, run or mesh, and what it takes").next(cmd.CommandPath() + " --help")
@@ -148,7 +148,7 @@ func (a *app) scheduled(f *scheduleFlags, args []string) (*schedule.Definition, 
 		}
 		work, to = m, &d.Message
 	default:
-		return nil, usage("%q: expected dispatch, run or mesh", what)
+		return nil, usage("%q: expected dispatch, run or mesh", what).next("parley schedule create --help")
 	}
 	if err != nil {
 		return nil, err

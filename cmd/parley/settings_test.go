@@ -231,6 +231,8 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"agent", "run", "--id", "x", "--driver", "magic"}, `no driver "magic"`},
 		{[]string{"agent", "run", "--id", "x", "--driver", "echo", "--", "ls"}, "runs no command"},
 		{[]string{"agent", "run", "--id", "x", "--", "no-such-command-here"}, "no-such-command-here"},
+		{[]string{"agent", "run", "--id", "x", "--repo", "/nowhere", "--", "cat"}, "--repo: stat /nowhere: no such file"},
+		{[]string{"agent", "run", "--id", "x", "--dir", "/dev/null", "--", "cat"}, "--dir: /dev/null is not a directory"},
 		{[]string{"agent", "run", "--id", "x", "--set", "novalue", "--", "cat"}, "expected NAME=value"},
 	} {
 		got := s.run(t, c.args...)
@@ -248,6 +250,7 @@ func TestNobodyThere(t *testing.T) {
 	t.Parallel()
 	s := newShell(t, "NATS_URL=nats://127.0.0.1:9")
 	s.run(t, "task", "ls", "--timeout", "200ms").check(t, 38, "", "parley up")
+	s.run(t, "task", "ls", "--timeout", "200ms", "-o", "json").check(t, 38, "", `{"error":{"code":"unavailable","message":"cannot reach NATS`)
 	fake, _ := fakeFleet(t, nil)
 	fake.run(t, "task", "ls").check(t, 38, "", "parley serve --workers router")
 	fake.run(t, "agent", "ls").check(t, 38, "", "parley serve --workers registry")

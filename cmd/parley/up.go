@@ -136,6 +136,9 @@ func (a *app) banner(at *addresses) {
 		nats = at.NATS + "   for whom " + printable(at.Auth) + " names; the workers are those of tenant " + at.Tenant
 		next = "parley auth add-agent ID   and then, with its credentials in PARLEY_CREDS,   parley agent run --id ID -- COMMAND"
 	}
+	if standard := defaultConfig(func(string) string { return "" }); at.NATS != standard.Server {
+		next = "export PARLEY_SERVER=" + at.NATS + "   and then   " + next
+	}
 	if at.Context != "" {
 		nats += "   nats --context " + at.Context
 	}

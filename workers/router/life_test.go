@@ -195,7 +195,7 @@ func TestResultsAreChecked(t *testing.T) {
 		t.Fatalf("result = %v, want result_invalid at /output/n", err)
 	}
 	d := a.offered()
-	if d.Attempt != 2 || d.Tried[0].Code != subjects.CodeResultInvalid || !strings.Contains(d.Tried[0].Message, "/output/n") {
+	if d.Attempt != 2 || d.Tried[0].Code != subjects.CodeResultInvalid || !strings.HasPrefix(d.Tried[0].Message, "at /output/n: ") {
 		t.Errorf("retry = %+v", d)
 	}
 	fenced, _ := json.Marshal("```json\n{\"n\":3}\n```")

@@ -226,7 +226,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 			}
 			refusal = err
 			return w.fail(ctx, v, failure{
-				code: subjects.CodeResultInvalid, message: err.Error(), retryable: true,
+				code: subjects.CodeResultInvalid, message: withoutCode(err), retryable: true,
 				tokens: r.TokensSpent, result: fleet.MustEncode(r),
 			}), nil
 		}
@@ -242,7 +242,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 		// The attempt has failed; what it said is too long to be kept.
 		short := &fleet.Result{
 			Status: fleet.StatusError, TokensSpent: r.TokensSpent,
-			Error: &fleet.ResultError{Code: subjects.CodeResultInvalid, Message: err.Error(), Retryable: true},
+			Error: &fleet.ResultError{Code: subjects.CodeResultInvalid, Message: withoutCode(err), Retryable: true},
 		}
 		if _, ferr := w.result(ctx, task, c, short); ferr != nil {
 			return n, ferr
@@ -342,6 +342,11 @@ func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p 
 		}
 		return asked(v.ev, p.Question, now), nil
 	})
+}
+
+// withoutCode is what err says, without the result_invalid that stands beside it.
+func withoutCode(err error) string {
+	return strings.TrimLeft(strings.TrimPrefix(err.Error(), string(subjects.CodeResultInvalid)), ": ")
 }
 
 // check holds a result against what the dispatch asked for. What it refuses is

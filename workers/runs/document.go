@@ -183,7 +183,7 @@ func (w *Worker) checkLocation(at string) error {
 		return nil
 	case w.out == nil:
 		return subjects.Errorf(subjects.CodeInvalidMessage, "this fleet writes no files").At("/output_location").
-			WithRemedy("leave it out, and read the document with run output")
+			WithRemedy("leave it out, and read the document with run output; or start the workers with --run-output DIR")
 	}
 	return nil
 }
