@@ -41,9 +41,10 @@ func (s *rpcServer) admitGRPC(ctx context.Context, legacy bool) (*call, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var p peer
 	if info, ok := grpcpeer.FromContext(ctx); ok {
+		p.address = info.Addr.String()
 		if tls, ok := info.AuthInfo.(credentials.TLSInfo); ok && len(tls.State.VerifiedChains) > 0 {
 			state := tls.State
-			p = peerOf(&http.Request{TLS: &state})
+			p = peerOf(&http.Request{TLS: &state, RemoteAddr: p.address})
 		}
 	}
 	c, err := s.w.admit(ctx, grpcParams(md), p, func() error {

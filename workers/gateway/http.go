@@ -63,7 +63,7 @@ func (w *Worker) Handlers() map[string]http.Handler {
 }
 
 // guarded is what holds for every page: the version is told, the host must be
-// ours, other origins are let in only where they are listed.
+// ours, pages of other origins are let in only where they are listed.
 func (w *Worker) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header()[headerVersion] = []string{protocolVersion} // as the specification writes it
@@ -72,7 +72,11 @@ func (w *Worker) guarded(next http.Handler) http.Handler {
 			w.restFault(rw, r, &fault{kind: kindUnauthorized, message: "this host name is not served here"})
 			return
 		}
-		if origin := r.Header.Get("Origin"); origin != "" && slices.Contains(w.cfg.Origins, origin) {
+		if origin := r.Header.Get("Origin"); origin != "" && !sameOrigin(origin, r.Host) {
+			if !slices.Contains(w.cfg.Origins, origin) {
+				w.restFault(rw, r, &fault{kind: kindUnauthorized, message: "pages of this origin may not call"})
+				return
+			}
 			h := rw.Header()
 			h.Set("Access-Control-Allow-Origin", origin)
 			h.Add("Vary", "Origin")
