@@ -43,7 +43,7 @@ func stateOf(s fleet.State) a2apb.TaskState {
 // the record of that number, or with ".k" after k frames of the one behind it.
 type frame struct {
 	id  string
-	msg *a2apb.StreamResponse
+	msg *a2apb.StreamResponse // nil: the stream has begun, and nothing is to be told yet
 }
 
 // picture is a task as its records up to seq tell it.

@@ -104,7 +104,12 @@ func (s *rpcServer) run(stream grpc.ServerStreamingServer[a2apb.StreamResponse],
 	defer cancel()
 	c, err := s.admitGRPC(ctx, false)
 	if err == nil {
-		err = s.w.ops[name].stream(ctx, c, req, func(f frame) error { return stream.Send(f.msg) })
+		err = s.w.ops[name].stream(ctx, c, req, func(f frame) error {
+			if f.msg == nil {
+				return stream.SendHeader(nil)
+			}
+			return stream.Send(f.msg)
+		})
 	}
 	if err != nil {
 		return s.refuse(ctx, err)

@@ -260,6 +260,9 @@ type sse struct {
 
 // frame writes one event; the first one begins the stream.
 func (s *sse) frame(f frame) error {
+	if f.msg == nil {
+		return s.write(": open\n\n")
+	}
 	data, err := protojson.Marshal(f.msg)
 	if err != nil {
 		return err

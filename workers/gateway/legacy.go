@@ -236,6 +236,9 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 		l.pin(q)
 		gone := false
 		err = l.w.ops[name].stream(ctx, c, q, func(f frame) error {
+			if f.msg == nil {
+				return nil
+			}
 			e, perr := pbconv.FromProtoStreamResponse(f.msg)
 			if perr != nil {
 				return perr

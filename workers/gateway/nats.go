@@ -269,6 +269,9 @@ func (x *exchange) response(res proto.Message) error {
 
 // event sends an event of a stream.
 func (x *exchange) event(f frame) error {
+	if f.msg == nil {
+		return nil // alive frames say that it has begun
+	}
 	data, err := protojson.Marshal(f.msg)
 	if err != nil {
 		return err
