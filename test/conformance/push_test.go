@@ -40,7 +40,6 @@ func TestPushConfigsAreTheirCallers(t *testing.T) {
 	alice.call("GetTaskPushNotificationConfig", &a2apb.GetTaskPushNotificationConfigRequest{TaskId: task, Id: "hers"}, new(a2apb.TaskPushNotificationConfig))
 }
 
-
 var pushChecks = []check{
 	{"3.1.7", "MUST", "a push notification config can be made, read, listed and deleted, also on an ended task", "", func(c *client) {
 		task := c.send(say("echo")).GetId()

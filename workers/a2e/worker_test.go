@@ -232,7 +232,7 @@ func TestHTTPSession(t *testing.T) {
 		"wrong token": {[]string{"A2E-Session-Token", "parley1.bad"}, 401, subjects.CodeAuthFailed},
 		// Whoever gets a task of the session has that.
 		"token of an offer": {[]string{"A2E-Session-Token", goodSessionToken}, 401, subjects.CodeAuthFailed},
-		"token":       {[]string{"A2E-Session-Token", token}, 200, ""},
+		"token":             {[]string{"A2E-Session-Token", token}, 200, ""},
 	} {
 		rw := overHTTP(t, pages, "/a2e/v1/call", quick, tt.headers...)
 		answer, err := messages.DecodeReply(rw.Body.Bytes())
