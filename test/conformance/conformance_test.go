@@ -1,6 +1,7 @@
 package conformance_test
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,6 +17,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"parley/subjects"
+	"parley/workers/gateway"
 )
 
 var update = flag.Bool("update", false, "rewrite the generated reference")
@@ -57,6 +61,28 @@ func TestConformance(t *testing.T) {
 				t.Parallel()
 				k.run(&client{T: t, w: w, b: b, at: w.open, h: v10})
 			})
+		}
+	}
+}
+
+// TestRefusedFrom: who does not say who they are is told of with their address,
+// over every binding of the port.
+func TestRefusedFrom(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	from := make(chan string, 1)
+	at, _ := w.gateway(gateway.Config{Auth: gateway.Auth{
+		Tokens:  map[string]subjects.AgentID{aliceToken: "alice"},
+		Refused: func(_ context.Context, address, _ string) { from <- address },
+	}})
+	for _, b := range bindings {
+		if !strings.Contains(askedBindings, b.name()) {
+			continue
+		}
+		c := &client{T: t, w: w, b: b, at: at, h: v10}
+		c.is(c.fails("GetTask", &a2apb.GetTaskRequest{Id: "x"}), noAuth)
+		if address := <-from; !strings.HasPrefix(address, "127.0.0.1:") {
+			t.Errorf("over %s: from %q", b.name(), address)
 		}
 	}
 }

@@ -312,6 +312,51 @@ func TestNATSAlive(t *testing.T) {
 	}
 }
 
+// TestNATSConfirmIsTheCallers: nobody ends the calls of others by saying, at their
+// own subject, that nobody listens.
+func TestNATSConfirmIsTheCallers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	address, _ := w.gateway(gateway.Config{KeepAlive: 20 * time.Millisecond, WriteTimeout: 30 * time.Second})
+	c := &client{T: t, w: w, b: natsBinding{}, at: address, h: v10}
+	id := c.send(now("gate confirm")).GetId()
+	w.await(id, working)
+	talk := converse(t, address, "SubscribeToTask", v10, &a2apb.SubscribeToTaskRequest{Id: id})
+	defer talk.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for confirmed := 0; confirmed < 2; {
+		m, err := talk.Next(ctx)
+		if err != nil {
+			t.Fatalf("the stream has ended: %v", err)
+		}
+		if m.Header.Get(a2anats.HeaderFrame) != a2anats.FrameAlive {
+			continue
+		}
+		mallory := strings.Replace(m.Reply, ".a2a.confirm.", ".mallory.confirm.", 1)
+		if err := w.bus.Publish(mallory, nil, bus.Header{"Status": {"503"}}); err != nil || mallory == m.Reply {
+			t.Fatal(mallory, err)
+		}
+		if err := w.bus.Ping(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Respond(nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		confirmed++
+	}
+	w.pass("confirm")
+	for {
+		_, err := frameOf(ctx, talk)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("the stream has ended: %v", err)
+		}
+	}
+}
+
 // TestNATSFailover drives the SDK's client: its stream goes on when its gateway
 // is killed.
 func TestNATSFailover(t *testing.T) {

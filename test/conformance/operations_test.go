@@ -214,6 +214,44 @@ var operationChecks = []check{
 		}
 		c.is(c.fails("SendMessage", say("echo another")), conflict)
 	}},
+	{"3.3.1", "MUST", "an idempotency key makes a repeat the same follow-up, and the same answer", "", func(c *client) {
+		key := c.h.with("Idempotency-Key", "more-"+c.b.name())
+		gate := "more-" + c.b.name()
+		t := c.send(now("gate " + gate))
+		c.w.await(t.GetId(), working)
+		more := now("more")
+		more.Message.TaskId = t.GetId()
+		c.h = key
+		c.send(more)
+		c.send(more)
+		other := now("something else")
+		other.Message.TaskId = t.GetId()
+		c.is(c.fails("SendMessage", other), conflict)
+		if n := len(c.get(t.GetId()).GetHistory()); n != 2 {
+			c.Errorf("%d messages in the history, want the first and one more", n)
+		}
+		c.w.pass(gate)
+		c.w.await(t.GetId(), completed)
+		more.Configuration = nil
+		if again := c.send(more); again.GetStatus().GetState() != completed {
+			c.Errorf("repeated after the end: %v", again.GetStatus())
+		}
+
+		c.h = v10
+		t = c.send(say("ask twice"))
+		answer := say("blue")
+		answer.Message.TaskId = t.GetId()
+		c.h = key
+		one := c.send(answer)
+		two := c.send(answer) // while the second question is open
+		if one.GetStatus().GetState() != inputRequired || two.GetStatus().GetState() != inputRequired {
+			c.Errorf("answered once: %v, twice: %v", one.GetStatus(), two.GetStatus())
+		}
+		c.h = v10
+		if done := c.send(answer); done.GetStatus().GetState() != completed {
+			c.Errorf("without the key it is another answer: %v", done.GetStatus())
+		}
+	}},
 	{"3.3.1", "MUST", "the same messageId alone is not the same task", "", func(c *client) {
 		if one, two := c.send(say("echo")), c.send(say("echo")); one.GetId() == two.GetId() {
 			c.Errorf("both are task %s", one.GetId())

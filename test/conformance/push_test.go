@@ -3,12 +3,42 @@ package conformance_test
 import (
 	"slices"
 	"strings"
+	"sync"
+	"testing"
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/workers/gateway"
 )
+
+// TestPushConfigsAreTheirCallers: who sees a task of somebody else's, as operators
+// do, neither sees nor changes the push notification configs that these have made.
+func TestPushConfigsAreTheirCallers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const human = "token-of-operator-0123456789"
+	at, _ := w.gateway(gateway.Config{Push: true, Auth: gateway.Auth{Tokens: map[string]subjects.AgentID{aliceToken: "alice", human: "operator"}}})
+	alice := &client{T: t, w: w, b: rpc{}, at: at, h: v10.with("Authorization", "Bearer "+aliceToken)}
+	operator := &client{T: t, w: w, b: rpc{}, at: at, h: v10.with("Authorization", "Bearer "+human)}
+	task := alice.send(say("echo")).GetId()
+	made := &a2apb.TaskPushNotificationConfig{
+		TaskId: task, Id: "hers", Url: "https://example.org/x", Authentication: &a2apb.AuthenticationInfo{Scheme: "Bearer", Credentials: "secret"},
+	}
+	alice.call("CreateTaskPushNotificationConfig", made, new(a2apb.TaskPushNotificationConfig))
+	operator.get(task)
+	operator.is(operator.fails("GetTaskPushNotificationConfig", &a2apb.GetTaskPushNotificationConfigRequest{TaskId: task, Id: "hers"}), taskNotFound)
+	list := new(a2apb.ListTaskPushNotificationConfigsResponse)
+	operator.call("ListTaskPushNotificationConfigs", &a2apb.ListTaskPushNotificationConfigsRequest{TaskId: task}, list)
+	if len(list.GetConfigs()) != 0 {
+		t.Errorf("the operator sees %v", list.GetConfigs())
+	}
+	operator.is(operator.fails("CreateTaskPushNotificationConfig", made), invalidParams)
+	operator.call("DeleteTaskPushNotificationConfig", &a2apb.DeleteTaskPushNotificationConfigRequest{TaskId: task, Id: "hers"}, new(emptypb.Empty))
+	alice.call("GetTaskPushNotificationConfig", &a2apb.GetTaskPushNotificationConfigRequest{TaskId: task, Id: "hers"}, new(a2apb.TaskPushNotificationConfig))
+}
 
 var pushChecks = []check{
 	{"3.1.7", "MUST", "a push notification config can be made, read, listed and deleted, also on an ended task", "", func(c *client) {
@@ -68,6 +98,32 @@ var pushChecks = []check{
 		if got, want := story(events), "task:submitted working log +log +log. result. completed"; got != want {
 			c.Errorf("pushed %s, want %s", got, want)
 		}
+	}},
+	{"3.3.1", "MUST", "an idempotency key makes a repeat the same push notification config", "", func(c *client) {
+		path := "/repeat-" + strings.ReplaceAll(c.b.name(), "+", "-")
+		c.h = v10.with("Idempotency-Key", path)
+		req := say("echo")
+		req.Configuration = &a2apb.SendMessageConfiguration{TaskPushNotificationConfig: &a2apb.TaskPushNotificationConfig{Url: c.w.hooks.url + path}}
+		task := c.send(req).GetId()
+		c.send(req)
+		list := new(a2apb.ListTaskPushNotificationConfigsResponse)
+		c.call("ListTaskPushNotificationConfigs", &a2apb.ListTaskPushNotificationConfigsRequest{TaskId: task}, list)
+		if len(list.GetConfigs()) != 1 {
+			c.Errorf("configs %v, want one", list.GetConfigs())
+		}
+	}},
+	{"3.1.7", "MUST", "a config that is made at the same time several times is one", "", func(c *client) {
+		task := c.send(say("echo")).GetId()
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				req := &a2apb.TaskPushNotificationConfig{TaskId: task, Id: "same", Url: c.w.hooks.url + "/same"}
+				if _, err := c.b.call(c.T, c.at, "CreateTaskPushNotificationConfig", c.h, req, new(a2apb.TaskPushNotificationConfig)); err != nil {
+					c.Error(err)
+				}
+			})
+		}
+		all.Wait()
 	}},
 	{"3.1.7", "MUST", "a config that is made later hears what happens from then on; a deleted one hears nothing", "", func(c *client) {
 		name := "later-" + strings.ReplaceAll(c.b.name(), "+", "-")

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"google.golang.org/protobuf/proto"
@@ -123,6 +124,28 @@ var streamChecks = []check{
 		c.is(c.fails("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: t.GetId()}), unsupported)
 		c.h = v10.with("Last-Event-ID", "nonsense")
 		c.is(c.fails("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: t.GetId()}), invalidParams)
+	}},
+	{"3.5.2", "SHOULD", "a stream that is resumed begins at once, whether there is news or not", sseBindings, func(c *client) {
+		gate := "quiet-" + c.b.name()
+		t := c.send(now("gate " + gate))
+		c.w.await(t.GetId(), working)
+		first := c.stream("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: t.GetId()})
+		c.h = v10.with("Last-Event-ID", c.next(first).id)
+		opened := make(chan *stream, 1)
+		go func() { opened <- c.stream("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: t.GetId()}) }()
+		var resumed *stream
+		select {
+		case resumed = <-opened:
+		case <-time.After(10 * time.Second):
+			c.Error("no answer while nothing happens")
+		}
+		c.w.pass(gate)
+		if resumed == nil {
+			resumed = <-opened
+		}
+		if got, want := fmt.Sprint(ids(c.rest(resumed))), fmt.Sprint(ids(c.rest(first))); got != want {
+			c.Errorf("resumed with %s, want %s", got, want)
+		}
 	}},
 	{"9.4.2", "MUST", "a stream is text/event-stream, an error before it is not", sseBindings, func(c *client) {
 		s := c.stream("SendStreamingMessage", say("echo"))

@@ -194,6 +194,9 @@ func (w *world) act(ctx context.Context, id subjects.AgentID, t *agent.Task) (fl
 		return agent.Text(string(id)), nil
 	case "ask":
 		a, err := t.Ask(ctx, "which one?")
+		if rest == "twice" && err == nil {
+			a, err = t.Ask(ctx, "really?")
+		}
 		return agent.Text(a.Text), err
 	case "hear":
 		m, err := t.FollowUp(ctx, 0)

@@ -111,11 +111,12 @@ func (w *Worker) dispatch(ctx context.Context, s *session, r *a2e.Call) (json.Ra
 		d.Task.TaskID = subjects.TaskID(uuid.Must(uuid.NewV7()).String())
 	}
 	b := work{TaskID: d.Task.TaskID}
-	if err := w.begin(ctx, s, b); err != nil {
+	fresh, err := w.begin(ctx, s, b)
+	if err != nil {
 		return nil, err
 	}
 	if _, err := ask[fleet.Dispatched](ctx, w, s.AgentID, "task", "dispatch", fleet.MustEncode(d)); err != nil {
-		if code := subjects.CodeOf(err); code != subjects.CodeUnavailable && code != subjects.CodeInternal {
+		if code := subjects.CodeOf(err); fresh && code != subjects.CodeUnavailable && code != subjects.CodeInternal {
 			w.end(ctx, s, b) // refused: it is not under way
 		}
 		return nil, inParams(err)
@@ -175,11 +176,12 @@ func (w *Worker) run(ctx context.Context, s *session, r *a2e.Call) (json.RawMess
 		d.TaskID = subjects.RunID("run-" + newID())
 	}
 	b := work{RunID: d.TaskID}
-	if err := w.begin(ctx, s, b); err != nil {
+	fresh, err := w.begin(ctx, s, b)
+	if err != nil {
 		return nil, err
 	}
 	raw, err := w.request(ctx, s.AgentID, "run", "start", fleet.MustEncode(d), askTimeout)
-	if code := subjects.CodeOf(err); err != nil && code != subjects.CodeUnavailable && code != subjects.CodeInternal {
+	if code := subjects.CodeOf(err); err != nil && fresh && code != subjects.CodeUnavailable && code != subjects.CodeInternal {
 		w.end(ctx, s, b)
 	}
 	return raw, inParams(err)

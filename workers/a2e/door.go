@@ -55,6 +55,9 @@ type Door struct {
 	MaxConns  int           // of Serve, at a time; absent 256
 }
 
+// acceptAgain is the time before connections are taken again after that failed.
+const acceptAgain = 100 * time.Millisecond
+
 // extraCalls is how many calls beside those that count may be in hand.
 const extraCalls = 16
 
@@ -88,10 +91,12 @@ func (d Door) Serve(ctx context.Context, l net.Listener) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			if retry, ok := errors.AsType[net.Error](err); ok && retry.Timeout() {
-				continue
+			if errors.Is(err, net.ErrClosed) {
+				return err
 			}
-			return err
+			d.Log.Warn("take a connection, tried again", slog.Any("error", err)) // there are too many files open, say
+			pause(ctx, acceptAgain)
+			continue
 		}
 		all.Go(func() {
 			select {

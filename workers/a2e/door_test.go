@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -312,6 +314,43 @@ func inBubble(t *testing.T, d a2e.Door, f func(t *testing.T, p *pipes, hold chan
 		stop := bustest.Run(t, func(ctx context.Context) error { return d.Serve(ctx, p) })
 		f(t, p, b.hold)
 		stop()
+	})
+}
+
+// faltering is a listener that at first has no file for a connection.
+type faltering struct {
+	*pipes
+	failures int
+}
+
+func (f *faltering) Accept() (net.Conn, error) {
+	if f.failures > 0 {
+		f.failures--
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+	}
+	return f.pipes.Accept()
+}
+
+// TestDoorOutlivesALackOfFiles: what keeps connections out for a moment does not
+// end the door.
+func TestDoorOutlivesALackOfFiles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- a2e.Door{Backend: backend{}}.Serve(ctx, &faltering{p, 3}) }()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Fatalf("Serve = %v", err)
+		default:
+		}
+		p.dial(t).shake()
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve = %v", err)
+		}
 	})
 }
 

@@ -58,7 +58,7 @@ func newStage(t *testing.T) *stage {
 		},
 	}
 	s.serve("fleet", map[string]handler{"task.dispatch": s.dispatch, "task.get": s.get, "task.wait": s.wait, "task.cancel": s.cancel})
-	s.serve("sessions", map[string]handler{"session.create": s.create, "session.get": s.session, "session.context": s.read, "session.append": s.append})
+	s.serve("sessions", map[string]handler{"session.create": s.create, "session.context": s.read, "session.append": s.append})
 	s.serve("registry", map[string]handler{"agent.list": func(subjects.AgentID, []byte) (any, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -179,19 +179,6 @@ func (s *stage) create(from subjects.AgentID, _ []byte) (any, error) {
 		Session: handshake.Session{SessionID: id, Orchestrator: from, CreatedAt: now, ExpiresAt: now.Add(time.Hour)},
 		Token:   goodSessionToken, KeptUntil: now.Add(24 * time.Hour),
 	}, nil
-}
-
-func (s *stage) session(from subjects.AgentID, data []byte) (any, error) {
-	q, err := handshake.DecodeRequest[handshake.Ref](data)
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sessions[q.SessionID] != from || q.Token != goodSessionToken {
-		return nil, subjects.Errorf(subjects.CodeAuthFailed, "the token is not one of session %s", q.SessionID).At("/token")
-	}
-	return handshake.View{}, nil
 }
 
 func (s *stage) read(from subjects.AgentID, data []byte) (any, error) {

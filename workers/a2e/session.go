@@ -3,6 +3,8 @@ package a2e
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,6 +30,8 @@ type session struct {
 	Caps        []a2e.Capability   `json:"caps"` // that were accepted
 	MaxParallel int                `json:"max_parallel"`
 	Until       time.Time          `json:"until"`
+	Proof       []byte             `json:"proof,omitempty"` // SHA-256 of the token for calls over HTTP
+	ProofUntil  time.Time          `json:"proof_until,omitzero"`
 	UnderWay    []work             `json:"under_way,omitempty"`
 
 	revision uint64
@@ -101,7 +105,12 @@ func (w *Worker) open(ctx context.Context, c caller, r *a2e.Request) (*session, 
 	if err != nil {
 		return nil, nil, "", err
 	}
-	s := &session{SessionID: opened.Session.SessionID, AgentID: r.AgentID, MaxParallel: w.cfg.MaxParallel, Until: opened.KeptUntil}
+	// Not the token of the session: whoever gets one of its tasks has that.
+	token := rand.Text()
+	s := &session{
+		SessionID: opened.Session.SessionID, AgentID: r.AgentID, MaxParallel: w.cfg.MaxParallel, Until: opened.KeptUntil,
+		Proof: hashed(token), ProofUntil: opened.Session.ExpiresAt,
+	}
 	for _, a := range accepted {
 		if a.Enabled {
 			s.Caps = append(s.Caps, a.Capability)
@@ -111,7 +120,7 @@ func (w *Worker) open(ctx context.Context, c caller, r *a2e.Request) (*session, 
 	if _, err := w.sessions.Create(ctx, string(s.SessionID), fleet.MustEncode(s), 0); err != nil {
 		return nil, nil, "", unavailable(err)
 	}
-	return s, accepted, opened.Token, nil
+	return s, accepted, token, nil
 }
 
 // look asks the fleet what it has now.
@@ -160,15 +169,29 @@ func (w *Worker) load(ctx context.Context, c caller, id string) (*session, error
 	case c.id != "" && c.id != s.AgentID:
 		return nil, gone(id)
 	case c.id == "" || c.how == transportHTTP: // the token is the proof
-		if c.token == "" {
-			return nil, subjects.Errorf(subjects.CodeAuthFailed, "the call has no token of its session").
-				WithRemedy("send the header " + headerToken + " that the handshake answered")
-		}
-		if _, err := ask[handshake.View](ctx, w, s.AgentID, "session", "get", fleet.MustEncode(handshake.Ref{SessionID: s.SessionID, Token: c.token})); err != nil {
-			return nil, err
-		}
+		return s, s.proved(c.token, w.bus.Now())
 	}
 	return s, nil
+}
+
+// proved says whether token is that of the handshake over HTTP.
+func (s *session) proved(token string, now time.Time) error {
+	switch {
+	case token == "":
+		return subjects.Errorf(subjects.CodeAuthFailed, "the call has no token of its session").
+			WithRemedy("send the header " + headerToken + " that the handshake answered")
+	case subtle.ConstantTimeCompare(hashed(token), s.Proof) != 1:
+		return subjects.Errorf(subjects.CodeAuthFailed, "the token is not one of session %s", s.SessionID).
+			WithRemedy("send the header " + headerToken + " that the handshake answered")
+	case !now.Before(s.ProofUntil):
+		return gone(string(s.SessionID))
+	}
+	return nil
+}
+
+func hashed(token string) []byte {
+	sum := sha256.Sum256([]byte(token))
+	return sum[:]
 }
 
 func gone(id string) error {
@@ -195,10 +218,11 @@ func (w *Worker) read(ctx context.Context, id subjects.SessionID) (*session, err
 }
 
 // begin counts a piece of work, or refuses it at once when the session has all
-// that it may under way. What it knows already counts once.
-func (w *Worker) begin(ctx context.Context, s *session, b work) error {
+// that it may under way. What it knows already counts once, and is not fresh.
+func (w *Worker) begin(ctx context.Context, s *session, b work) (fresh bool, err error) {
 	b.Since = time.Now().UTC()
-	return w.change(ctx, s, func(s *session) (bool, error) {
+	err = w.change(ctx, s, func(s *session) (bool, error) {
+		fresh = false
 		if slices.ContainsFunc(s.UnderWay, b.is) {
 			return false, nil
 		}
@@ -212,8 +236,10 @@ func (w *Worker) begin(ctx context.Context, s *session, b work) error {
 				WithRemedy("wait until one has ended, or cancel one").RetryAfter(time.Second)
 		}
 		s.UnderWay = append(s.UnderWay, b)
+		fresh = true
 		return true, nil
 	})
+	return fresh, err
 }
 
 // end no longer counts a piece of work. Failing at it costs nothing but a look

@@ -6,8 +6,10 @@ import (
 	"crypto/subtle"
 	"encoding/base32"
 	"errors"
+	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
 	"golang.org/x/time/rate"
@@ -36,12 +38,20 @@ type authenticator struct {
 	cfg    Auth
 	hashed map[[sha256.Size]byte]subjects.AgentID
 
-	mu       sync.Mutex // guards verifier
+	provider *http.Client // asks the issuer
+
+	mu       sync.Mutex // guards what follows
 	verifier *oidc.IDTokenVerifier
+	away     time.Time // when the issuer was last asked for its discovery document in vain
 }
 
+// issuerTimeout bounds a question to the issuer: who waits for it holds others up.
+const issuerTimeout = 10 * time.Second
+
 func newAuthenticator(cfg Auth) *authenticator {
-	a := &authenticator{cfg: cfg, hashed: make(map[[sha256.Size]byte]subjects.AgentID)}
+	a := &authenticator{
+		cfg: cfg, hashed: make(map[[sha256.Size]byte]subjects.AgentID), provider: &http.Client{Timeout: issuerTimeout},
+	}
 	for token, id := range cfg.Tokens {
 		a.hashed[sha256.Sum256([]byte(token))] = id
 	}
@@ -96,24 +106,40 @@ func (a *authenticator) known(token string) (id subjects.AgentID, ok bool) {
 	return id, ok
 }
 
-// verify checks a token of the issuer. The issuer's keys are found through its
-// discovery document, at the first token that needs them.
-func (a *authenticator) verify(ctx context.Context, token string) (subjects.AgentID, error) {
+// errAway is what those hear who have waited for an answer that did not come.
+var errAway = errors.New("it has just not answered another caller")
+
+// discovered is the issuer's verifier. Its keys are found through its discovery
+// document, at the first token that needs them.
+func (a *authenticator) discovered(ctx context.Context) (*oidc.IDTokenVerifier, error) {
+	began := time.Now()
 	a.mu.Lock()
-	v := a.verifier
-	if v == nil {
-		// The provider keeps the context for later key look-ups.
-		provider, err := oidc.NewProvider(context.WithoutCancel(ctx), a.cfg.Issuer)
-		if err != nil {
-			a.mu.Unlock()
-			f := faultf(kindUnavailable, "the identity provider does not answer")
-			f.cause = err
-			return "", f
-		}
-		v = provider.VerifierContext(context.WithoutCancel(ctx), &oidc.Config{ClientID: a.cfg.Audience})
-		a.verifier = v
+	defer a.mu.Unlock()
+	switch {
+	case a.verifier != nil:
+		return a.verifier, nil
+	case a.away.After(began):
+		return nil, errAway
 	}
-	a.mu.Unlock()
+	// The provider keeps the context for later key look-ups.
+	ctx = oidc.ClientContext(context.WithoutCancel(ctx), a.provider)
+	provider, err := oidc.NewProvider(ctx, a.cfg.Issuer)
+	if err != nil {
+		a.away = time.Now()
+		return nil, err
+	}
+	a.verifier = provider.VerifierContext(ctx, &oidc.Config{ClientID: a.cfg.Audience})
+	return a.verifier, nil
+}
+
+// verify checks a token of the issuer.
+func (a *authenticator) verify(ctx context.Context, token string) (subjects.AgentID, error) {
+	v, err := a.discovered(ctx)
+	if err != nil {
+		f := faultf(kindUnavailable, "the identity provider does not answer")
+		f.retry, f.cause = time.Second, err
+		return "", f
+	}
 	t, err := v.Verify(ctx, token)
 	if err != nil {
 		f := faultf(kindUnauthenticated, "the token is not valid")

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -150,6 +151,50 @@ func TestOrigins(t *testing.T) {
 		w.guarded(http.HandlerFunc(w.serveRPC)).ServeHTTP(rec, r)
 		if got := rec.Header().Get("Access-Control-Allow-Origin"); got != want {
 			t.Errorf("from %q: %q, want %q", origin, got, want)
+		}
+	}
+	// A page may send what needs no preflight: it must not be carried out.
+	for origin, want := range map[string]int{
+		"https://app.example.org": 200, "http://localhost": 200, "": 200, "https://evil.example.org": 403, "null": 403,
+	} {
+		r := httptest.NewRequest(http.MethodPost, "http://localhost/a2a/tasks/t1:cancel?A2A-Version=1.0", nil)
+		r.Header.Set("Origin", origin)
+		rec := httptest.NewRecorder()
+		w.guarded(http.HandlerFunc(w.serveREST)).ServeHTTP(rec, r)
+		if rec.Code != want {
+			t.Errorf("a cancel from %q: %d, want %d", origin, rec.Code, want)
+		}
+	}
+}
+
+// TestSilentProvider: a provider that takes connections and answers nothing holds
+// nobody up for longer than it may, however many wait.
+func TestSilentProvider(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a := newAuthenticator(Auth{Issuer: "http://" + l.Addr().String(), Audience: "fleet"})
+	a.provider.Timeout = 200 * time.Millisecond
+	const callers = 100
+	answers := make(chan error, callers)
+	for range callers {
+		go func() {
+			_, err := a.identify(t.Context(), http.Header{"Authorization": {"Bearer a.b.c"}}, peer{})
+			answers <- err
+		}()
+	}
+	limit := time.After(10 * time.Second) // one after the other they would wait for 20 s
+	for range callers {
+		select {
+		case err := <-answers:
+			if f := asFault(err); f.kind != kindUnavailable || f.retry <= 0 {
+				t.Errorf("identify = %v, want UNAVAILABLE and when to repeat", err)
+			}
+		case <-limit:
+			t.Fatal("callers wait for a provider that does not answer")
 		}
 	}
 }

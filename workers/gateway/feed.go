@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"parley/bus"
 	"parley/subjects"
@@ -26,6 +28,7 @@ type feed struct {
 	mu    sync.Mutex
 	heard map[subjects.TaskID][]*watch
 	index map[subjects.TaskID]*listed
+	swept time.Time // by the clock of the records
 }
 
 func newFeed(log *slog.Logger) *feed {
@@ -34,12 +37,13 @@ func newFeed(log *slog.Logger) *feed {
 
 // listed is what ListTasks needs to know of a task.
 type listed struct {
-	id      subjects.TaskID
-	from    subjects.AgentID
-	agent   subjects.AgentID // pinned to it
-	context string
-	state   fleet.State
-	updated int64 // ms, as clients see it
+	id       subjects.TaskID
+	from     subjects.AgentID
+	agent    subjects.AgentID // pinned to it
+	context  string
+	state    fleet.State
+	updated  int64 // ms, as clients see it
+	deadline time.Time
 }
 
 var contextMark = []byte(`"context_id":"`)
@@ -71,11 +75,29 @@ func (f *feed) record(m bus.Msg) {
 			l = &listed{id: id, from: ev.Facts.From, agent: ev.Facts.Policy.Agent, context: ev.Facts.ContextID}
 			f.index[id] = l
 		}
-		l.state, l.updated = ev.State, ev.Time.UnixMilli()
+		l.state, l.updated, l.deadline = ev.State, ev.Time.UnixMilli(), ev.Facts.Deadline
+	}
+	if ev.Time.Sub(f.swept) > sweepEvery {
+		f.swept = ev.Time
+		f.sweep(ev.Time)
 	}
 	for _, w := range f.heard[id] {
 		w.add(ev)
 	}
+}
+
+// sweepEvery is how often the index drops tasks whose records are gone.
+const sweepEvery = 10 * time.Minute
+
+// sweep needs the lock.
+func (f *feed) sweep(now time.Time) {
+	maps.DeleteFunc(f.index, func(_ subjects.TaskID, l *listed) bool {
+		ended := time.UnixMilli(l.updated)
+		if l.deadline.After(ended) {
+			ended = l.deadline
+		}
+		return l.state.Terminal() && now.Sub(ended) > keepAfter
+	})
 }
 
 // forget drops a task from the index: its records are gone.

@@ -43,7 +43,7 @@ func stateOf(s fleet.State) a2apb.TaskState {
 // the record of that number, or with ".k" after k frames of the one behind it.
 type frame struct {
 	id  string
-	msg *a2apb.StreamResponse
+	msg *a2apb.StreamResponse // nil: the stream has begun, and nothing is to be told yet
 }
 
 // picture is a task as its records up to seq tell it.
@@ -52,7 +52,15 @@ type picture struct {
 	seq    uint64
 	last   *fleet.Event
 	result *fleet.Result // once it has ended
+	inputs []input       // what callers have added, in order
 	quiet  bool          // nobody wants frames; report is called when the task is wanted
+}
+
+// input is a follow-up or an answer, and the record that took it.
+type input struct {
+	seq     uint64
+	message *fleet.Message
+	answer  *fleet.Answer
 }
 
 // add takes in the next record and returns what a stream tells of it.
@@ -61,6 +69,9 @@ func (p *picture) add(ev *fleet.Event) []frame {
 		p.task = &a2apb.Task{Id: string(ev.TaskID), ContextId: contextOf(ev)}
 	}
 	p.seq, p.last = ev.Seq, ev
+	if ev.Data.Message != nil || ev.Data.Answer != nil {
+		p.inputs = append(p.inputs, input{ev.Seq, ev.Data.Message, ev.Data.Answer})
+	}
 	var out []*a2apb.StreamResponse
 	if ev.Kind == fleet.KindQueued {
 		p.begin(ev)

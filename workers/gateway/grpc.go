@@ -41,9 +41,10 @@ func (s *rpcServer) admitGRPC(ctx context.Context, legacy bool) (*call, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var p peer
 	if info, ok := grpcpeer.FromContext(ctx); ok {
+		p.address = info.Addr.String()
 		if tls, ok := info.AuthInfo.(credentials.TLSInfo); ok && len(tls.State.VerifiedChains) > 0 {
 			state := tls.State
-			p = peerOf(&http.Request{TLS: &state})
+			p = peerOf(&http.Request{TLS: &state, RemoteAddr: p.address})
 		}
 	}
 	c, err := s.w.admit(ctx, grpcParams(md), p, func() error {
@@ -103,7 +104,12 @@ func (s *rpcServer) run(stream grpc.ServerStreamingServer[a2apb.StreamResponse],
 	defer cancel()
 	c, err := s.admitGRPC(ctx, false)
 	if err == nil {
-		err = s.w.ops[name].stream(ctx, c, req, func(f frame) error { return stream.Send(f.msg) })
+		err = s.w.ops[name].stream(ctx, c, req, func(f frame) error {
+			if f.msg == nil {
+				return stream.SendHeader(nil)
+			}
+			return stream.Send(f.msg)
+		})
 	}
 	if err != nil {
 		return s.refuse(ctx, err)

@@ -45,8 +45,7 @@ func (w *Worker) Handlers() map[string]http.Handler {
 			http.Error(rw, "this host name is not served here", http.StatusMisdirectedRequest)
 			return
 		}
-		patient(rw)
-		w.rpc.ServeHTTP(rw, r)
+		w.rpc.ServeHTTP(w.impatient(rw), r)
 	})
 	return map[string]http.Handler{
 		pathRPC:             guard(w.serveRPC),
@@ -63,7 +62,7 @@ func (w *Worker) Handlers() map[string]http.Handler {
 }
 
 // guarded is what holds for every page: the version is told, the host must be
-// ours, other origins are let in only where they are listed.
+// ours, pages of other origins are let in only where they are listed.
 func (w *Worker) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header()[headerVersion] = []string{protocolVersion} // as the specification writes it
@@ -72,7 +71,11 @@ func (w *Worker) guarded(next http.Handler) http.Handler {
 			w.restFault(rw, r, &fault{kind: kindUnauthorized, message: "this host name is not served here"})
 			return
 		}
-		if origin := r.Header.Get("Origin"); origin != "" && slices.Contains(w.cfg.Origins, origin) {
+		if origin := r.Header.Get("Origin"); origin != "" && !sameOrigin(origin, r.Host) {
+			if !slices.Contains(w.cfg.Origins, origin) {
+				w.restFault(rw, r, &fault{kind: kindUnauthorized, message: "pages of this origin may not call"})
+				return
+			}
 			h := rw.Header()
 			h.Set("Access-Control-Allow-Origin", origin)
 			h.Add("Vary", "Origin")
@@ -110,6 +113,41 @@ func (w *Worker) baseOf(r *http.Request) base {
 // reading a request would end it.
 func patient(rw http.ResponseWriter) {
 	_ = http.NewResponseController(rw).SetReadDeadline(time.Time{}) // what cannot do that has no such time-out
+}
+
+// impatient lets a reader go that does not read. A stream may be quiet for as
+// long as it is.
+type impatient struct {
+	http.ResponseWriter
+	rc      *http.ResponseController
+	timeout time.Duration
+}
+
+func (w *Worker) impatient(rw http.ResponseWriter) *impatient {
+	return &impatient{ResponseWriter: rw, rc: http.NewResponseController(rw), timeout: w.cfg.WriteTimeout}
+}
+
+// limit bounds the writing until the next Flush.
+func (i *impatient) limit() error {
+	if err := i.rc.SetWriteDeadline(time.Now().Add(i.timeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	return nil
+}
+
+// Write writes within the time for it.
+func (i *impatient) Write(p []byte) (int, error) {
+	if err := i.limit(); err != nil {
+		return 0, err
+	}
+	return i.ResponseWriter.Write(p)
+}
+
+// Flush sends what was written.
+func (i *impatient) Flush() {
+	if i.limit() == nil && i.rc.Flush() == nil {
+		_ = i.rc.SetWriteDeadline(time.Time{}) // what cannot do that had no limit
+	}
 }
 
 // admitHTTP admits an HTTP request that has been read.
@@ -256,6 +294,9 @@ type sse struct {
 
 // frame writes one event; the first one begins the stream.
 func (s *sse) frame(f frame) error {
+	if f.msg == nil {
+		return s.write(": open\n\n")
+	}
 	data, err := protojson.Marshal(f.msg)
 	if err != nil {
 		return err

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
@@ -109,8 +108,7 @@ func (w *Worker) serveLegacy(rw http.ResponseWriter, r *http.Request, agent subj
 	r.URL.Path, r.URL.RawPath = path, ""
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	l := &legacy{w: w, agent: agent, admit: func(context.Context) (*call, error) { return c, nil }}
-	slow := &slowly{ResponseWriter: rw, rc: http.NewResponseController(rw), timeout: w.cfg.WriteTimeout}
-	handler(l, a2asrv.WithTransportKeepAlive(w.cfg.KeepAlive), a2asrv.WithTransportPanicHandler(w.legacyPanic)).ServeHTTP(slow, r)
+	handler(l, a2asrv.WithTransportKeepAlive(w.cfg.KeepAlive), a2asrv.WithTransportPanicHandler(w.legacyPanic)).ServeHTTP(slowly{w.impatient(rw)}, r)
 }
 
 func (w *Worker) legacyPanic(p any) error {
@@ -118,18 +116,12 @@ func (w *Worker) legacyPanic(p any) error {
 	return a2a.NewError(a2a.ErrInternalError, "an internal error; the gateway's log has more")
 }
 
-// slowly lets a reader go that does not read, and mends what the SDK writes.
-type slowly struct {
-	http.ResponseWriter
-	rc      *http.ResponseController
-	timeout time.Duration
-}
+// slowly is impatient, and mends what the SDK writes.
+type slowly struct{ *impatient }
 
-func (s *slowly) Write(p []byte) (int, error) {
-	if err := s.rc.SetWriteDeadline(time.Now().Add(s.timeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return 0, err
-	}
-	if _, err := s.ResponseWriter.Write(mendError(p)); err != nil {
+// Write writes p as it should be.
+func (s slowly) Write(p []byte) (int, error) {
+	if _, err := s.impatient.Write(mendError(p)); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -155,9 +147,6 @@ func mendError(p []byte) []byte {
 	end := body[len(bytes.TrimRight(body, "\n")):]
 	return slices.Concat(prefix, mustJSON(response), end)
 }
-
-// Flush sends what was written.
-func (s *slowly) Flush() { _ = s.rc.Flush() }
 
 // legacyGRPC serves gRPC of version 0.3.
 func (s *rpcServer) legacyGRPC() *grpcv0.Handler {
@@ -236,6 +225,9 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 		l.pin(q)
 		gone := false
 		err = l.w.ops[name].stream(ctx, c, q, func(f frame) error {
+			if f.msg == nil {
+				return nil
+			}
 			e, perr := pbconv.FromProtoStreamResponse(f.msg)
 			if perr != nil {
 				return perr

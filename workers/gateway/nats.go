@@ -35,12 +35,12 @@ type natsDoor struct {
 	calls sync.WaitGroup
 
 	mu   sync.Mutex // guards what follows
-	open map[string]chan bool
+	open map[openCall]chan bool
 	last uint64
 }
 
 func newNATS(w *Worker, root string) *natsDoor {
-	return &natsDoor{w: w, root: root, replica: rand.Text()[:12], slots: make(chan struct{}, maxCalls), open: make(map[string]chan bool)}
+	return &natsDoor{w: w, root: root, replica: rand.Text()[:12], slots: make(chan struct{}, maxCalls), open: make(map[openCall]chan bool)}
 }
 
 // run takes calls until ctx ends, and returns when those in hand have ended.
@@ -93,9 +93,10 @@ func (d *natsDoor) take(m bus.Msg) {
 
 // confirmed hears that a client has an alive frame, or that it is gone.
 func (d *natsDoor) confirmed(m bus.Msg) {
-	at := strings.LastIndexByte(m.Subject, '.')
+	who, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, d.root+"."), ".")
+	name := rest[strings.LastIndexByte(rest, '.')+1:]
 	d.mu.Lock()
-	c := d.open[m.Subject[at+1:]]
+	c := d.open[openCall{who, name}] // nobody confirms the calls of others, or ends them
 	d.mu.Unlock()
 	select {
 	case c <- !m.Unheard():
@@ -103,18 +104,21 @@ func (d *natsDoor) confirmed(m bus.Msg) {
 	}
 }
 
-// call gives a call a name by which it is confirmed.
-func (d *natsDoor) call() (name string, confirmed chan bool, done func()) {
+// openCall is a call under way.
+type openCall struct{ from, name string }
+
+// call gives a call of somebody's a name by which it is confirmed.
+func (d *natsDoor) call(from string) (name string, confirmed chan bool, done func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.last++
-	name = strconv.FormatUint(d.last, 36)
+	c := openCall{from, strconv.FormatUint(d.last, 36)}
 	confirmed = make(chan bool, 1)
-	d.open[name] = confirmed
-	return name, confirmed, func() {
+	d.open[c] = confirmed
+	return c.name, confirmed, func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		delete(d.open, name)
+		delete(d.open, c)
 	}
 }
 
@@ -145,7 +149,7 @@ func (x *exchange) serve() {
 		return
 	}
 	var done func()
-	x.call, x.confirmed, done = x.d.call()
+	x.call, x.confirmed, done = x.d.call(x.from)
 	defer done()
 	frames := make(chan frame)
 	ended := make(chan error, 1)
@@ -265,6 +269,9 @@ func (x *exchange) response(res proto.Message) error {
 
 // event sends an event of a stream.
 func (x *exchange) event(f frame) error {
+	if f.msg == nil {
+		return nil // alive frames say that it has begun
+	}
 	data, err := protojson.Marshal(f.msg)
 	if err != nil {
 		return err

@@ -125,13 +125,15 @@ func (w *Worker) subscribeToTask(ctx context.Context, c *call, req *a2apb.Subscr
 	if p.last.State.Terminal() && (!resume || after >= p.seq) {
 		return faultf(kindUnsupported, "the task has ended: it is "+string(p.last.State)+"; GetTask has its result")
 	}
+	first := frame{}
 	if resume {
 		p = new(picture)
 	} else {
 		after = p.seq
-		if err := send(frame{id: frameID(p.seq, 0, 1), msg: taskFrame(p, nil)}); err != nil {
-			return err
-		}
+		first = frame{id: frameID(p.seq, 0, 1), msg: taskFrame(p, nil)}
+	}
+	if err := send(first); err != nil {
+		return err
 	}
 	return w.follow(ctx, c.from, x, p.seq, resume, func(ev *fleet.Event) error {
 		frames := p.add(ev)

@@ -364,20 +364,33 @@ func (p *pusher) set(ctx context.Context, c *pushConfig) error {
 	if err := c.check(p.w.cfg.PushEndpoint); err != nil {
 		return err
 	}
-	all, err := p.list(ctx, c.TaskID)
-	if err != nil {
-		return err
+	for range setTries {
+		all, err := p.stored(ctx, c.TaskID)
+		if err != nil {
+			return err
+		}
+		key := pushKey(c.TaskID, c.ID)
+		switch old, there := all[key]; {
+		case there && old.From != c.From:
+			return badField("id", "another caller's config has it")
+		case !there && len(all) >= maxPushConfigs:
+			return faultf(kindInvalidParams, fmt.Sprintf("a task has at most %d push notification configs", maxPushConfigs))
+		}
+		if err := p.kv.Delete(ctx, key); err != nil {
+			return err
+		}
+		_, err = p.kv.Create(ctx, key, fleet.MustEncode(c), max(time.Until(c.Until), time.Minute))
+		if !errors.Is(err, bus.ErrExists) { // otherwise somebody has just set the same
+			return err
+		}
 	}
-	if len(all) >= maxPushConfigs && !slices.ContainsFunc(all, func(o pushConfig) bool { return o.ID == c.ID }) {
-		return faultf(kindInvalidParams, fmt.Sprintf("a task has at most %d push notification configs", maxPushConfigs))
-	}
-	key := pushKey(c.TaskID, c.ID)
-	if err := p.kv.Delete(ctx, key); err != nil {
-		return err
-	}
-	_, err = p.kv.Create(ctx, key, fleet.MustEncode(c), max(time.Until(c.Until), time.Minute))
-	return err
+	f := faultf(kindUnavailable, "the push notification config is being changed just now; repeat the call")
+	f.retry = time.Second
+	return f
 }
+
+// setTries is how often a config is set while others set the same.
+const setTries = 20
 
 // check refuses a config that no delivery could be made of.
 func (p *pushConfig) check(endpoint string) error {
@@ -392,15 +405,18 @@ func (p *pushConfig) check(endpoint string) error {
 	return badField(field, e.Message)
 }
 
-// list reads the configs of a task, in the order of their ids.
-func (p *pusher) list(ctx context.Context, task subjects.TaskID) ([]pushConfig, error) {
+// list reads a caller's own configs of a task, in the order of their ids: whoever
+// else sees the task is not told what they hold.
+func (p *pusher) list(ctx context.Context, from subjects.AgentID, task subjects.TaskID) ([]pushConfig, error) {
 	all, err := p.stored(ctx, task)
 	if err != nil {
 		return nil, err
 	}
 	var out []pushConfig
 	for _, k := range all {
-		out = append(out, k.pushConfig)
+		if k.From == from {
+			out = append(out, k.pushConfig)
+		}
 	}
 	slices.SortFunc(out, func(a, b pushConfig) int { return cmp.Compare(a.ID, b.ID) })
 	return out, nil

@@ -104,7 +104,7 @@ func (w *Worker) getPush(ctx context.Context, c *call, req *a2apb.GetTaskPushNot
 	if _, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId()); err != nil {
 		return nil, err
 	}
-	all, err := w.push.list(ctx, subjects.TaskID(req.GetTaskId()))
+	all, err := w.push.list(ctx, c.from, subjects.TaskID(req.GetTaskId()))
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (w *Worker) listPush(ctx context.Context, c *call, req *a2apb.ListTaskPushN
 	if err != nil || req.GetPageSize() < 0 {
 		return nil, badField("pageToken", "it is none that this gateway gave, or pageSize is negative")
 	}
-	all, err := w.push.list(ctx, subjects.TaskID(req.GetTaskId()))
+	all, err := w.push.list(ctx, c.from, subjects.TaskID(req.GetTaskId()))
 	if err != nil {
 		return nil, err
 	}
@@ -147,8 +147,14 @@ func (w *Worker) deletePush(ctx context.Context, c *call, req *a2apb.DeleteTaskP
 	if _, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId()); err != nil {
 		return nil, err
 	}
-	if err := w.push.kv.Delete(ctx, pushKey(subjects.TaskID(req.GetTaskId()), req.GetId())); err != nil {
+	all, err := w.push.list(ctx, c.from, subjects.TaskID(req.GetTaskId()))
+	if err != nil {
 		return nil, err
+	}
+	if slices.ContainsFunc(all, func(p pushConfig) bool { return p.ID == req.GetId() }) {
+		if err := w.push.kv.Delete(ctx, pushKey(subjects.TaskID(req.GetTaskId()), req.GetId())); err != nil {
+			return nil, err
+		}
 	}
 	return &emptypb.Empty{}, nil
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"strconv"
@@ -15,8 +16,17 @@ import (
 	"parley/subjects/fleet"
 )
 
-// idsOfKeys is the name space of the context ids that idempotency keys give.
+// idsOfKeys is the name space of the ids that idempotency keys give.
 var idsOfKeys = uuid.MustParse("6f0f9a52-6a5e-5c55-8d0d-3c1f1a0f7a11")
+
+// idOfKey is an id of something of a task: the same for every repeat under the
+// caller's idempotency key, "" without one.
+func idOfKey(c *call, what string, task subjects.TaskID) string {
+	if c.key == "" {
+		return ""
+	}
+	return uuid.NewSHA1(idsOfKeys, []byte(string(c.from)+"\x00"+c.key+"\x00"+what+"\x00"+string(task))).String()
+}
 
 // sent is a message that the fleet has taken: new work, or a follow-up.
 type sent struct {
@@ -37,6 +47,9 @@ func (w *Worker) deliver(ctx context.Context, c *call, req *a2apb.SendMessageReq
 		return nil, err
 	}
 	c.activate(activated(c.extensions, m.GetMetadata(), m.GetExtensions()))
+	if contract != nil {
+		c.key = pick(c.key, contract.IdempotencyKey)
+	}
 	var s *sent
 	if m.GetTaskId() != "" {
 		s, err = w.followUp(ctx, c, tenant, m, parts)
@@ -49,6 +62,9 @@ func (w *Worker) deliver(ctx context.Context, c *call, req *a2apb.SendMessageReq
 	}
 	// The receiver is told from the record on that took the message.
 	cfg := newPush(c, push, &fleet.Event{TaskID: s.watch.task, Facts: fleet.Facts{Deadline: time.Now().Add(fleet.MaxDeadline)}}, s.since-1)
+	if push.GetId() == "" && c.key != "" {
+		cfg.ID = idOfKey(c, "push", cfg.TaskID)
+	}
 	if err := w.push.set(ctx, cfg); err != nil {
 		w.feed.unwatch(s.watch)
 		return nil, err
@@ -137,7 +153,6 @@ func newDispatch(c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest
 	}
 	if contract != nil {
 		contract.apply(d)
-		c.key = pick(c.key, contract.IdempotencyKey)
 	}
 	d.Task.Agent = tenant
 	if c.key != "" {
@@ -184,6 +199,13 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 	switch {
 	case m.GetContextId() != "" && m.GetContextId() != p.task.GetContextId():
 		return nil, badField("message.contextId", "the task belongs to another context")
+	}
+	since, err := p.taken(c, m.GetMessageId(), parts)
+	switch {
+	case err != nil:
+		return nil, err
+	case since > 0:
+		return &sent{watch: w.feed.watch(id), since: since}, nil
 	case p.last.State.Terminal():
 		return nil, faultf(kindUnsupported, "the task has ended: it is "+string(p.last.State)+"; send a message without taskId for a new one")
 	}
@@ -209,8 +231,30 @@ func (w *Worker) hand(ctx context.Context, c *call, p *picture, id subjects.Task
 		return fleet.TaskView{}, badField("message.metadata", "not JSON")
 	}
 	return ask[fleet.TaskView](ctx, w, c.from, "task", "message", fleet.TaskMessage{
-		TaskID: id, ID: rand.Text(), MessageID: m.GetMessageId(), Text: textOf(parts), Parts: parts, Metadata: meta,
+		TaskID: id, ID: pick(idOfKey(c, "message", id), rand.Text()), MessageID: m.GetMessageId(), Text: textOf(parts), Parts: parts, Metadata: meta,
 	})
+}
+
+// taken is the record that took a message under the caller's idempotency key
+// before, 0 if none did. Another message under that key is refused. Answers keep
+// no key: one is the same by whom, by its messageId and by what it says.
+func (p *picture) taken(c *call, messageID string, parts []fleet.Part) (uint64, error) {
+	if c.key == "" {
+		return 0, nil
+	}
+	id, says := idOfKey(c, "message", subjects.TaskID(p.task.GetId())), fleet.MustEncode(parts)
+	for _, in := range p.inputs {
+		if a := in.answer; a != nil && a.From == c.from && a.MessageID == messageID && bytes.Equal(fleet.MustEncode(a.Parts), says) {
+			return in.seq, nil
+		}
+		if m := in.message; m != nil && m.ID == id {
+			if m.MessageID != messageID || !bytes.Equal(fleet.MustEncode(m.Parts), says) {
+				return 0, faultf(kindConflict, "the idempotency key belongs to another message; use a new one")
+			}
+			return in.seq, nil
+		}
+	}
+	return 0, nil
 }
 
 // sendMessage is the operation SendMessage.

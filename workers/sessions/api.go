@@ -246,8 +246,7 @@ func (w *Worker) remove(ctx context.Context, from subjects.AgentID, r *handshake
 		}
 	}
 	w.mu.Lock()
-	delete(w.known, r.SessionID)
-	delete(w.logs, r.SessionID)
+	w.forgetLocked(r.SessionID)
 	w.mu.Unlock()
 	if err := w.dropAll(ctx, r.SessionID); err != nil {
 		return nil, storeError(err)

@@ -114,7 +114,10 @@ func (w *Worker) readContext(ctx, run context.Context, from subjects.AgentID, r 
 	wait := time.NewTimer(time.Duration(r.WaitSeconds * float64(time.Second)))
 	defer wait.Stop()
 	for {
-		news := w.news(r.SessionID) // before looking, so that none is missed
+		var news <-chan struct{}
+		if r.WaitSeconds > 0 {
+			news = w.news(r.SessionID) // before looking, so that none is missed
+		}
 		reply, err := w.read(ctx, r.SessionID, r.AfterVersion, cmp.Or(r.Limit, 100))
 		if err != nil || len(reply.Records) > 0 || r.WaitSeconds == 0 {
 			return reply, err

@@ -232,8 +232,7 @@ func (w *Worker) onSession(e bus.Entry) (subjects.SessionID, bool) {
 	if e.Deleted {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.known, id)
-		delete(w.logs, id)
+		w.forgetLocked(id)
 		return id, true
 	}
 	s, err := decodeStored(e)
@@ -264,10 +263,22 @@ func (w *Worker) onNews(m bus.Msg) {
 	id := subjects.SessionID(vars[0])
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.wakeLocked(id)
+}
+
+// wakeLocked has those look again who wait for news of a session.
+func (w *Worker) wakeLocked(id subjects.SessionID) {
 	if ch := w.waits[id]; ch != nil {
 		close(ch)
 		delete(w.waits, id)
 	}
+}
+
+// forgetLocked drops what is known of a session that is gone.
+func (w *Worker) forgetLocked(id subjects.SessionID) {
+	delete(w.known, id)
+	delete(w.logs, id)
+	w.wakeLocked(id)
 }
 
 // news is closed at the next version of id's context.
@@ -314,8 +325,7 @@ func (w *Worker) takeExpired(now time.Time) (ids []subjects.SessionID) {
 	for id, s := range w.known {
 		if now.After(s.keptUntil().Add(expireEvery)) { // their record is gone by itself
 			ids = append(ids, id)
-			delete(w.known, id)
-			delete(w.logs, id)
+			w.forgetLocked(id)
 		}
 	}
 	return ids

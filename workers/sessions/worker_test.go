@@ -265,6 +265,32 @@ func TestContextLive(t *testing.T) {
 	}
 }
 
+// TestDeletedWakes: whoever waits for news of a session hears at once that it is
+// over, at whichever worker.
+func TestDeletedWakes(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	start(t, b)
+	boss := caller{t, b, "boss"}
+	id := opened(boss).Session.SessionID
+	const waiting = 8
+	got := make(chan error, waiting)
+	for range waiting {
+		go func() {
+			_, err := ask[handshake.ReadReply](boss, "context", handshake.Read{SessionID: id, WaitSeconds: 15})
+			got <- err
+		}()
+	}
+	must[handshake.ReadReply](boss, "context", handshake.Read{SessionID: id, WaitSeconds: 0.2}) // by then they wait
+	must[handshake.Deleted](boss, "delete", handshake.Ref{SessionID: id})
+	for range waiting {
+		if err := <-got; subjects.CodeOf(err) != subjects.CodeNotFound {
+			t.Errorf("heard %v, want not_found", err)
+		}
+	}
+}
+
 func TestLargeOutputs(t *testing.T) {
 	t.Parallel()
 	b := bustest.New(t).Bus(t)

@@ -102,9 +102,6 @@ func (s *sender) exchange(ctx context.Context, ep *endpoint, d *fleet.Delivery, 
 	if err != nil {
 		return refused(subjects.CodeInvalidMessage, "the URL cannot be called")
 	}
-	for name, value := range ep.Headers {
-		req.Header.Set(name, value)
-	}
 	for name, value := range headers {
 		req.Header.Set(name, value)
 	}

@@ -109,13 +109,13 @@ func TestPostToAURL(t *testing.T) {
 	d := delivery("push_1")
 	d.Endpoint, d.URL, d.ContentType = "push", server.URL+"/cb", "application/a2a+json"
 	d.Headers = map[string]string{"A2A-Notification-Token": "tok", "Authorization": "Bearer theirs"}
-	lender := Endpoint{Name: "push", Secrets: []string{testSecret}, Allow: []string{"127.0.0.0/8"}}
+	lender := Endpoint{Name: "push", Secrets: []string{testSecret}, Headers: map[string]string{"X-API-Key": "ours"}, Allow: []string{"127.0.0.0/8"}}
 	if o := post(t, checked(t, lender), d, nil); !o.ok() {
 		t.Fatalf("outcome %+v", o)
 	}
 	h := <-got
 	if h.Get("A2A-Notification-Token") != "tok" || h.Get("Authorization") != "Bearer theirs" ||
-		h.Get("Content-Type") != "application/a2a+json" || h.Get("Webhook-Signature") == "" {
+		h.Get("Content-Type") != "application/a2a+json" || h.Get("Webhook-Signature") == "" || h.Get("X-API-Key") != "" {
 		t.Errorf("headers %v", h)
 	}
 	lender.URL = "https://elsewhere.example/"
