@@ -145,7 +145,7 @@ func (c *core) save(part []saved, next slot, known map[uint32]string) (_ []saved
 			continue
 		}
 		cl := c.byNum[e.class]
-		if known[e.class] != cl.Key() {
+		if key, ok := known[e.class]; !ok || key != cl.Key() { // the key of tasks that ask for nothing is empty
 			known[e.class] = cl.Key()
 			need := cl.need
 			part = append(part, saved{need: &need, class: e.class})
