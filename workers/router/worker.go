@@ -149,7 +149,7 @@ func New(cfg Config) (*Worker, error) {
 	set := settings{backoff: cfg.Backoff, human: cfg.HumanContact, policy: cfg.Policy.terms()}
 	return &Worker{
 		cfg: cfg, bus: cfg.Bus, set: set,
-		ledger:  &ledger{spent: make(map[string]int64), own: make(map[uint64]struct{})},
+		ledger:  &ledger{spent: make(map[string]spending), own: make(map[uint64]struct{})},
 		log:     cfg.Log.With(slog.String("component", "router"), slog.String("router_id", string(cfg.ID))),
 		writing: make(map[string]struct{}), failures: newFailures(),
 		core: newCore(cfg.ID, cfg.MaxQueued, maxHotQueued, rememberEnded),
