@@ -213,6 +213,7 @@ func (c *core) tick(now time.Time) {
 	for {
 		t, ok := c.timers.pop(now.UnixNano())
 		if !ok {
+	c.trim()
 			return
 		}
 		if int(t.slot) <= int(c.x.top) && c.x.at(t.slot).id.kind != 0 {
