@@ -126,7 +126,7 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 			WithRemedy("send less, or refer to it; an operator can raise the server's max_payload")
 	}
 	w.mu.Lock()
-	w.writing[n.WriteID] = struct{}{}
+	w.writing[n.WriteID] = 0
 	w.mu.Unlock()
 	crash.Point("before_store_" + n.Kind)
 	seq, err := w.records.Write(ctx, bus.Record{
@@ -141,8 +141,6 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 		delete(w.writing, n.WriteID)
 		if err == nil {
 			c.apply(n, seq, now)
-		} else if !errors.Is(err, bus.ErrConflict) {
-			w.unsure = append(w.unsure, n.TaskID)
 		}
 	})
 	if err != nil {
@@ -162,6 +160,9 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 	}
 	return nil
 }
+		if read := w.writing[n.WriteID]; err != nil && read != 0 {
+			seq, err = read, nil // the tail knows better
+		}
 
 // recordHeader is what readers learn of a record without its body.
 func recordHeader(cur, n *fleet.Event) bus.Header {

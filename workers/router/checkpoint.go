@@ -88,7 +88,7 @@ func (w *Worker) writeIndex(out *encoder, stream time.Time, rest func()) {
 	out.text(checkpointMagic)
 	out.num(uint64(stream.UnixNano()))
 	w.mu.Lock()
-	out.num(w.tail)
+	out.num(w.appliedLocked())
 	ended := w.core.recent.newest()
 	w.mu.Unlock()
 	for _, t := range slices.Backward(ended) {

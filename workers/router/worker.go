@@ -132,10 +132,10 @@ type Worker struct {
 	mu      sync.Mutex // guards all below
 	core    *core
 	todo    []effect            // waits for one of those that are being done to end
-	doing   int                 // effects being done, offers apart
-	writing map[string]struct{} // ids of the writes that are under way
-	unsure  []subjects.TaskID   // tasks of which a write was given up
-	tail    uint64              // stream sequence up to which the tail has been applied
+	doing   int                 // effects being done, those apart that wait for an agent
+	saying  map[effect]struct{} // recalls and tells under way
+	writing map[string]uint64   // ids of the writes that are under way, and where the tail has passed over their records
+	tail    uint64              // stream sequence up to which the tail has read
 
 	sweptTo uint64 // owned by housekeep: the records before it need no second look
 }
@@ -151,7 +151,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg: cfg, bus: cfg.Bus, set: set,
 		ledger:  &ledger{spent: make(map[string]spending), own: make(map[uint64]struct{})},
 		log:     cfg.Log.With(slog.String("component", "router"), slog.String("router_id", string(cfg.ID))),
-		writing: make(map[string]struct{}), failures: newFailures(),
+		writing: make(map[string]uint64), saying: make(map[effect]struct{}), failures: newFailures(),
 		core: newCore(cfg.ID, cfg.MaxQueued, maxHotQueued, rememberEnded),
 	}, nil
 }
