@@ -96,7 +96,8 @@ const (
 	idleWorkers   = 256              // goroutines kept for the next message
 	stopGrace     = 10 * time.Second // to finish what is in hand
 	maxReports    = 128              // results in hand, and progress messages: when very many tasks end at once, dispatches go between them
-	maxDoing      = 32               // effects at once, offers apart: a million tasks may end at one instant
+	maxDoing      = 32               // effects at once, those apart that wait for an agent: a million tasks may end at one instant
+	maxSaying     = 1024             // recalls and tells at once
 )
 
 // Worker is a router. New wires it, Run does everything.
@@ -360,9 +361,17 @@ func (w *Worker) with(f func(c *core, now time.Time)) {
 	f(w.core, w.now())
 	var begin []effect
 	for _, e := range w.core.take() {
-		if _, ok := e.(offer); ok {
+		switch e.(type) {
+		case offer:
 			begin = append(begin, e) // as many as there are free slots
-		} else {
+		case recall, tell:
+			// An agent that is gone does not answer for long: nothing waits for it,
+			// and its next heartbeat has it told again.
+			if _, twice := w.saying[e]; !twice && len(w.saying) < maxSaying {
+				w.saying[e] = struct{}{}
+				begin = append(begin, e)
+			}
+		default:
 			w.todo = append(w.todo, e)
 		}
 	}
@@ -380,7 +389,13 @@ func (w *Worker) with(f func(c *core, now time.Time)) {
 // carryOut does one effect, and then whatever waits to be done. Run joins it.
 func (w *Worker) carryOut(e effect) {
 	w.doOne(e)
-	if _, ok := e.(offer); ok {
+	switch e.(type) {
+	case offer:
+		return
+	case recall, tell:
+		w.mu.Lock()
+		delete(w.saying, e)
+		w.mu.Unlock()
 		return
 	}
 	for {
