@@ -142,7 +142,7 @@ func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Even
 	n := *e
 	n.Attempt = attempt
 	n.Facts.TokensSpent += f.tokens
-	n.Facts.Attempts = append(slices.Clip(e.Facts.Attempts), fleet.Attempt{
+	n.Facts.Attempts = append(slices.Clip(kept(e.Facts.Attempts)), fleet.Attempt{
 		Attempt: attempt, AgentID: h.agent, InstanceID: h.instance, Epoch: h.epoch,
 		Ended: now, Code: f.code, Message: clip(f.message, 2000), Retryable: f.retryable, Tokens: f.tokens,
 	})
@@ -152,6 +152,32 @@ func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Even
 	}
 	s.Gone, s.RetryAfter = f.gone, f.retryAfter
 	return climb(&n, s, f.result, now)
+}
+
+// Every record repeats the attempts that have ended, and a fleet may have
+// thousands of agents that fail one after another. So the messages of all but the
+// last few are kept in short; and of attempts in a row that handed the task back,
+// which only the deadline ends, no more than maxHandedBack.
+const (
+	maxHandedBack = 16
+	keptWhole     = 32
+	keptShort     = 100 // bytes
+)
+
+// kept are the attempts that the next record repeats.
+func kept(attempts []fleet.Attempt) []fleet.Attempt {
+	n := len(attempts)
+	if k := escalation.HandedBack(attempts); k >= maxHandedBack {
+		return slices.Concat(attempts[:n-k], attempts[n-maxHandedBack+1:])
+	}
+	if n < keptWhole {
+		return attempts
+	}
+	attempts = slices.Clone(attempts)
+	for i := range n - keptWhole + 1 {
+		attempts[i].Message = clip(attempts[i].Message, keptShort)
+	}
+	return attempts
 }
 
 // nobody asks the ladder what becomes of a queued task that no agent kept could
@@ -228,7 +254,11 @@ func climb(e *fleet.Event, s escalation.State, result json.RawMessage, now time.
 	case escalation.Wait:
 		return back(fleet.KindReroute), action
 	case escalation.Return:
-		return back(fleet.KindReturned), action
+		n := back(fleet.KindReturned)
+		if !a.At.IsZero() {
+			n.Facts.NotBefore = &a.At
+		}
+		return n, action
 	case escalation.AskHuman:
 		n := next(e, fleet.KindHuman, fleet.StateInputRequired, now)
 		awaitHuman(n)

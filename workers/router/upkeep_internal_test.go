@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -287,5 +288,41 @@ func TestARouterThatIsBehindRecallsNothing(t *testing.T) {
 	}
 	if w.recall(t.Context(), r); len(told) != 1 {
 		t.Error("told to drop what it holds")
+	}
+}
+
+// An agent that hands a task back again and again neither gets it at once each
+// time, nor makes its records grow for ever.
+func TestHandingBackForEver(t *testing.T) {
+	t.Parallel()
+	now, ev := now0, testRecord(t, "t", "", now0)
+	for i := range 100 {
+		back, _ := failed(working(ev, holder{"a", "main", 1}, now), failure{code: subjects.CodeAgentBusy}, settings{}, now)
+		if back.State != fleet.StateQueued || back.Attempt != i+1 {
+			t.Fatalf("attempt %d: %s, attempt %d", i+1, back.State, back.Attempt)
+		}
+		if rests := back.Facts.NotBefore != nil; rests != (i > 0) {
+			t.Errorf("handed back %d times, it rests: %t", i+1, rests)
+		}
+		ev = back
+	}
+	if n := len(ev.Facts.Attempts); n > maxHandedBack {
+		t.Errorf("%d attempts are kept, want at most %d", n, maxHandedBack)
+	}
+}
+
+// A task that thousands of agents fail has records that a server takes.
+func TestAttemptsAreKeptInShort(t *testing.T) {
+	t.Parallel()
+	ev := testRecord(t, "t", "", now0)
+	for i := range 3000 {
+		h := holder{subjects.AgentID(fmt.Sprintf("agent-%d", i)), "0123456789ab", now0.UnixNano()}
+		ev, _ = failed(working(ev, h, now0), failure{code: subjects.CodeAgentError, message: strings.Repeat("x", 5000)}, settings{}, now0)
+	}
+	if n := len(fleet.MustEncode(ev)); ev.State != fleet.StateQueued || len(ev.Facts.Attempts) != 3000 || n > 2<<20 {
+		t.Errorf("%s after %d attempts, a record of %d bytes", ev.State, len(ev.Facts.Attempts), n)
+	}
+	if last := ev.Facts.Attempts[2999].Message; len(last) < 1000 {
+		t.Errorf("the last message has %d bytes", len(last))
 	}
 }
