@@ -154,32 +154,6 @@ func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Even
 	return climb(&n, s, f.result, now)
 }
 
-// Every record repeats the attempts that have ended, and a fleet may have
-// thousands of agents that fail one after another. So the messages of all but the
-// last few are kept in short; and of attempts in a row that handed the task back,
-// which only the deadline ends, no more than maxHandedBack.
-const (
-	maxHandedBack = 16
-	keptWhole     = 32
-	keptShort     = 100 // bytes
-)
-
-// kept are the attempts that the next record repeats.
-func kept(attempts []fleet.Attempt) []fleet.Attempt {
-	n := len(attempts)
-	if k := escalation.HandedBack(attempts); k >= maxHandedBack {
-		return slices.Concat(attempts[:n-k], attempts[n-maxHandedBack+1:])
-	}
-	if n < keptWhole {
-		return attempts
-	}
-	attempts = slices.Clone(attempts)
-	for i := range n - keptWhole + 1 {
-		attempts[i].Message = clip(attempts[i].Message, keptShort)
-	}
-	return attempts
-}
-
 // nobody asks the ladder what becomes of a queued task that no agent kept could
 // ever do. It returns nil while the task goes on waiting.
 func nobody(e *fleet.Event, why []fleet.Reason, set settings, now time.Time) (*fleet.Event, escalation.Action) {

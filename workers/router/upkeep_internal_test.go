@@ -21,7 +21,7 @@ func serving(t *testing.T, srv *bustest.Server, id subjects.InstanceID) (w *Work
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
