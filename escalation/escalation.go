@@ -70,8 +70,9 @@ type CoolDown struct {
 	Until time.Time
 }
 
-// Return puts a task back into its queue that its agent handed back unfailed.
-type Return struct{}
+// Return puts a task back into its queue that its agent handed back unfailed:
+// not to be offered before At, zero for at once.
+type Return struct{ At time.Time }
 
 // Wait leaves a task in its queue until somebody can do it, or its deadline.
 type Wait struct{}
@@ -178,15 +179,29 @@ func (s *State) judge(now time.Time) Action {
 	return s.another(len(s.Attempts)-1, now)
 }
 
-// handedBack puts the task back; if its agent has left for good and it was to
-// try again, that is level 2.
+// handedBack puts the task back, for a while if it has only just been handed
+// back before; if its agent has left for good and it was to try again, that is
+// level 2.
 func (s *State) handedBack(now time.Time) Action {
 	last := &s.Attempts[len(s.Attempts)-1]
 	last.Level = 0
 	if k := counted(s.Attempts) - 1; k >= 0 && s.Gone && s.Attempts[k].Level == 1 && s.Attempts[k].AgentID == last.AgentID {
 		return s.another(k, now)
 	}
+	if n := HandedBack(s.Attempts); n > 1 {
+		return Return{At: now.Add(s.Backoff.Delay(n-2, s.Seed))}
+	}
 	return Return{}
+}
+
+// HandedBack counts the newest attempts that handed the task back, one after
+// another.
+func HandedBack(attempts []fleet.Attempt) int {
+	n := 0
+	for n < len(attempts) && attempts[len(attempts)-1-n].Code == subjects.CodeAgentBusy {
+		n++
+	}
+	return n
 }
 
 // asked reports whether a human has had the task: what fails then is the

@@ -213,6 +213,9 @@ func describe(a escalation.Action, now time.Time) string {
 		}
 		return s
 	case escalation.Return:
+		if !a.At.IsZero() {
+			return fmt.Sprintf("return to the queue in %s", a.At.Sub(now).Round(time.Millisecond))
+		}
 		return "return to the queue"
 	case escalation.Wait:
 		return "wait"

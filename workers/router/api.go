@@ -254,7 +254,7 @@ func (w *Worker) apiCancel(ctx context.Context, from subjects.AgentID, data []by
 	}
 	if held(before) && n.State == fleet.StateCanceled {
 		w.wg.Go(func() {
-			w.recall(w.work, recall{instanceKey{before.AgentID, before.InstanceID}, req.TaskID, before.Attempt, subjects.CodeCanceled})
+			w.recall(w.work, recall{to: instanceKey{before.AgentID, before.InstanceID}, task: req.TaskID, attempt: before.Attempt, why: subjects.CodeCanceled})
 		})
 	}
 	return w.show(ctx, &view{ev: n}, false), nil

@@ -76,6 +76,7 @@ func (w *Worker) latest(ctx context.Context, id subjects.TaskID) (*view, error) 
 func (w *Worker) reread(ctx context.Context, id subjects.TaskID) (*view, error) {
 	m, err := w.bus.Last(ctx, subjects.StreamTasks, subjects.Task(id))
 	if errors.Is(err, bus.ErrNotFound) {
+		w.missed(ctx, id)
 		return nil, errNoTask
 	}
 	if err != nil {
@@ -91,6 +92,29 @@ func (w *Worker) reread(ctx context.Context, id subjects.TaskID) (*view, error) 
 	}
 	w.with(func(c *core, now time.Time) { c.apply(ev, m.Seq, now) })
 	return v, nil
+}
+
+// missed forgets a task whose records are gone: somebody has purged them, or
+// nobody routed until they had expired. That a leader has yet to learn of them
+// proves nothing.
+func (w *Worker) missed(ctx context.Context, id subjects.TaskID) {
+	seq := uint64(0)
+	w.mu.Lock()
+	if s := w.core.x.find(id); s != 0 {
+		seq = w.core.x.at(s).lastSeq
+	}
+	w.mu.Unlock()
+	if seq == 0 {
+		return
+	}
+	if st, err := w.bus.StreamState(ctx, subjects.StreamTasks); err != nil || st.LastSeq < seq {
+		return
+	}
+	if _, err := w.bus.Last(ctx, subjects.StreamTasks, subjects.Task(id)); !errors.Is(err, bus.ErrNotFound) {
+		return
+	}
+	w.log.Warn("forget a task: its records are gone", slog.String("task_id", string(id)))
+	w.with(func(c *core, now time.Time) { c.vanish(id, seq, now) })
 }
 
 // dispatchOf is the whole TASK_DISPATCH of a task.
@@ -126,7 +150,7 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 			WithRemedy("send less, or refer to it; an operator can raise the server's max_payload")
 	}
 	w.mu.Lock()
-	w.writing[n.WriteID] = struct{}{}
+	w.writing[n.WriteID] = 0
 	w.mu.Unlock()
 	crash.Point("before_store_" + n.Kind)
 	seq, err := w.records.Write(ctx, bus.Record{
@@ -138,11 +162,12 @@ func (w *Worker) store(ctx context.Context, cur *view, n *fleet.Event) error {
 		crash.Point("after_store_" + n.Kind)
 	}
 	w.with(func(c *core, now time.Time) {
+		if read := w.writing[n.WriteID]; err != nil && read != 0 {
+			seq, err = read, nil // the tail knows better
+		}
 		delete(w.writing, n.WriteID)
 		if err == nil {
 			c.apply(n, seq, now)
-		} else if !errors.Is(err, bus.ErrConflict) {
-			w.unsure = append(w.unsure, n.TaskID)
 		}
 	})
 	if err != nil {

@@ -88,7 +88,7 @@ func (w *Worker) writeIndex(out *encoder, stream time.Time, rest func()) {
 	out.text(checkpointMagic)
 	out.num(uint64(stream.UnixNano()))
 	w.mu.Lock()
-	out.num(w.tail)
+	out.num(w.appliedLocked())
 	ended := w.core.recent.newest()
 	w.mu.Unlock()
 	for _, t := range slices.Backward(ended) {
@@ -145,7 +145,7 @@ func (c *core) save(part []saved, next slot, known map[uint32]string) (_ []saved
 			continue
 		}
 		cl := c.byNum[e.class]
-		if known[e.class] != cl.Key() {
+		if key, ok := known[e.class]; !ok || key != cl.Key() { // the key of tasks that ask for nothing is empty
 			known[e.class] = cl.Key()
 			need := cl.need
 			part = append(part, saved{need: &need, class: e.class})

@@ -88,6 +88,7 @@ func TestACheckpointIsTheIndex(t *testing.T) {
 		}
 		put(testRecord(t, fmt.Sprintf("t-%d", i), more, now0.Add(time.Duration(i)*time.Second)))
 	}
+	put(testRecord(t, "for-anybody", "", now0))
 	w := testRecord(t, "01a1fc6d-70c6-7d2b-b55b-d9c30cb0601f", "", now0)
 	put(w)
 	put(working(w, holder{"a1", "main", 7}, now0))

@@ -92,6 +92,7 @@ type (
 		task    subjects.TaskID
 		attempt int // it and all before it; the agent may have a later one by right
 		why     subjects.Code
+		denied  bool // only if the record, read again, names another or nobody
 	}
 	// catchUp: read every record that is stored by now, then say caughtUpNow.
 	catchUp struct{}
@@ -218,6 +219,29 @@ func (c *core) finish(ev *fleet.Event, seq uint64, now time.Time) {
 	if !c.recent.add(endedTask{id, ev.Facts.From, ev.AgentID, seq, ev.State, ev.Time}) && s == 0 {
 		return
 	}
+	h := c.hot[s]
+	c.leave(id, s)
+	if h != nil && held(h.ev) {
+		c.release(holderOf(h.ev), ev, now)
+	}
+}
+
+// vanish takes in that the records of a task are gone, unless there are newer
+// ones than seq.
+func (c *core) vanish(id subjects.TaskID, seq uint64, now time.Time) {
+	s := c.x.find(id)
+	if s == 0 || c.x.at(s).lastSeq != seq {
+		return
+	}
+	h := c.hot[s]
+	c.leave(id, s)
+	if h != nil && held(h.ev) {
+		c.fleet.Release(h.ev.AgentID, h.ev.InstanceID, id, now)
+	}
+}
+
+// leave takes a task out of the index, and tells who waits for its end.
+func (c *core) leave(id subjects.TaskID, s slot) {
 	for _, w := range c.waiters[id] {
 		close(w)
 	}
@@ -228,13 +252,9 @@ func (c *core) finish(ev *fleet.Event, seq uint64, now time.Time) {
 	e := c.x.at(s)
 	c.counts[e.state]--
 	c.unqueue(s, e)
-	h := c.hot[s]
 	c.forget(s)
 	c.dropClass(e)
 	c.x.remove(s)
-	if h != nil && held(h.ev) {
-		c.release(holderOf(h.ev), ev, now)
-	}
 }
 
 // keep decides what stays in memory of the record.
@@ -282,8 +302,13 @@ func (c *core) roomFor(cl *class, now time.Time) bool {
 }
 
 func (c *core) forget(s slot) {
-	if h := c.hot[s]; h != nil && h.ev.State == fleet.StateQueued {
-		c.hotIdle--
+	if h := c.hot[s]; h != nil {
+		if h.ev.State == fleet.StateQueued {
+			c.hotIdle--
+		}
+		if h.offered != nil {
+			close(h.offered)
+		}
 	}
 	delete(c.hot, s)
 	delete(c.sessions, s)

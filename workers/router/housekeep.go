@@ -37,7 +37,6 @@ func (w *Worker) housekeep(ctx context.Context) {
 			return
 		case <-disk.C:
 			w.lookAtDisk(ctx)
-			w.makeSure(ctx)
 		case <-save.C:
 			began := time.Now()
 			saved = w.saveIfNew(ctx, saved, true)

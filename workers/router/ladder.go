@@ -2,6 +2,7 @@ package router
 
 import (
 	"hash/fnv"
+	"slices"
 	"time"
 
 	"parley/bus/plant"
@@ -25,4 +26,30 @@ func ladder(e *fleet.Event, set settings) escalation.State {
 		TokenBudget: budget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
 		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
 	}
+}
+
+// Every record repeats the attempts that have ended, and a fleet may have
+// thousands of agents that fail one after another. So the messages of all but the
+// last few are kept in short; and of attempts in a row that handed the task back,
+// which only the deadline ends, no more than maxHandedBack.
+const (
+	maxHandedBack = 16
+	keptWhole     = 32
+	keptShort     = 100 // bytes
+)
+
+// kept are the attempts that the next record repeats.
+func kept(attempts []fleet.Attempt) []fleet.Attempt {
+	n := len(attempts)
+	if k := escalation.HandedBack(attempts); k >= maxHandedBack {
+		return slices.Concat(attempts[:n-k], attempts[n-maxHandedBack+1:])
+	}
+	if n < keptWhole {
+		return attempts
+	}
+	attempts = slices.Clone(attempts)
+	for i := range n - keptWhole + 1 {
+		attempts[i].Message = clip(attempts[i].Message, keptShort)
+	}
+	return attempts
 }

@@ -102,7 +102,7 @@ func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 		}
 		denied[held.TaskID] = since
 		if now.Sub(since) >= denyFor && c.ring.Owns(string(held.TaskID)) {
-			c.do(recall{key, held.TaskID, held.Attempt, subjects.CodeSuperseded})
+			c.do(recall{key, held.TaskID, held.Attempt, subjects.CodeSuperseded, true})
 		}
 	}
 	if len(denied) > 0 {
@@ -139,6 +139,9 @@ func (c *core) outlived(in *Instance, task subjects.TaskID, h *hot, now time.Tim
 // silence ends the leases of instances that are not heard any more.
 func (c *core) silence(now time.Time) {
 	gone := c.fleet.Expire(now)
+	for _, in := range gone {
+		delete(c.denied, instanceKey{in.Agent, in.ID})
+	}
 	if !c.settled {
 		return
 	}
@@ -210,6 +213,7 @@ func (c *core) tick(now time.Time) {
 	}
 	c.silence(now)
 	c.warm(now)
+	c.trim()
 	for {
 		t, ok := c.timers.pop(now.UnixNano())
 		if !ok {

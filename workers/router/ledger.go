@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,8 +18,12 @@ import (
 )
 
 // ledgerTTL is how long spending is kept. A router that runs for longer goes on
-// counting what is older; one that starts does not know of it.
+// counting what is older while the account is used; one that starts does not know
+// of it.
 const ledgerTTL = 7 * 24 * time.Hour
+
+// sweepLedger is how often accounts are forgotten that nobody has used for as long.
+const sweepLedger = time.Hour
 
 // ledger adds up what all the tasks of a session, or of a run, have spent. The
 // bucket FLEET_LEDGER has a key for each account, task and attempt, which is
@@ -28,9 +33,31 @@ type ledger struct {
 	kv *bus.KV
 
 	mu    sync.Mutex
-	spent map[string]int64    // by account
+	spent map[string]spending // by account
+	swept time.Time           // when the old ones were last forgotten
 	own   map[uint64]struct{} // revisions counted here that the watch has not told of yet
 	last  uint64              // revision that the watch told of last
+}
+
+// spending is what an account has spent, and when it last did.
+type spending struct {
+	tokens int64
+	last   time.Time
+}
+
+// addLocked needs the lock.
+func (l *ledger) addLocked(account string, tokens int64, at time.Time) {
+	s := l.spent[account]
+	s.tokens += tokens
+	if at.After(s.last) {
+		s.last = at
+	}
+	l.spent[account] = s
+	if at.Sub(l.swept) < sweepLedger {
+		return
+	}
+	l.swept = at
+	maps.DeleteFunc(l.spent, func(_ string, s spending) bool { return at.Sub(s.last) > ledgerTTL })
 }
 
 // accounts are those that the spending of e's attempts is charged to.
@@ -46,7 +73,7 @@ func accounts(f *fleet.Facts) (list []string) {
 
 // charge notes what the attempt of e that c speaks for has spent, whether the
 // task goes on or has ended, before anything else is made of the report.
-func (l *ledger) charge(ctx context.Context, e *fleet.Event, c claim, tokens int64) error {
+func (l *ledger) charge(ctx context.Context, e *fleet.Event, c claim, tokens int64, now time.Time) error {
 	if tokens <= 0 || e.Facts.SessionID == "" && e.Facts.RunID == "" {
 		return nil
 	}
@@ -63,7 +90,7 @@ func (l *ledger) charge(ctx context.Context, e *fleet.Event, c claim, tokens int
 		l.mu.Lock()
 		if err == nil && rev > l.last {
 			l.own[rev] = struct{}{}
-			l.spent[account] += tokens
+			l.addLocked(account, tokens, now)
 		}
 		l.mu.Unlock()
 	}
@@ -103,7 +130,7 @@ func (l *ledger) take(e bus.Entry, log *slog.Logger) {
 		log.Warn("read the ledger", slog.String("key", e.Key), slog.Any("error", err))
 		return
 	}
-	l.spent[kind+"."+id] += tokens
+	l.addLocked(kind+"."+id, tokens, e.Time)
 }
 
 // ceilings are the budgets that e shares with other tasks.
@@ -111,10 +138,10 @@ func (l *ledger) ceilings(f *fleet.Facts) (list []escalation.Ceiling) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f.SessionBudget > 0 {
-		list = append(list, escalation.Ceiling{Of: "session", Budget: f.SessionBudget, Spent: l.spent["session."+string(f.SessionID)]})
+		list = append(list, escalation.Ceiling{Of: "session", Budget: f.SessionBudget, Spent: l.spent["session."+string(f.SessionID)].tokens})
 	}
 	if f.RunBudget > 0 {
-		list = append(list, escalation.Ceiling{Of: "run", Budget: f.RunBudget, Spent: l.spent["run."+string(f.RunID)]})
+		list = append(list, escalation.Ceiling{Of: "run", Budget: f.RunBudget, Spent: l.spent["run."+string(f.RunID)].tokens})
 	}
 	return list
 }

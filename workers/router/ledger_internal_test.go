@@ -3,6 +3,7 @@ package router
 import (
 	"log/slog"
 	"testing"
+	"time"
 
 	"parley/bus"
 )
@@ -11,7 +12,7 @@ import (
 // of it, and nothing is counted twice.
 func TestLedgerCountsOnce(t *testing.T) {
 	t.Parallel()
-	l := &ledger{spent: map[string]int64{"session.s": 10}, own: map[uint64]struct{}{5: {}}}
+	l := &ledger{spent: map[string]spending{"session.s": {tokens: 10}}, own: map[uint64]struct{}{5: {}}}
 	for _, tt := range []struct {
 		name  string
 		entry bus.Entry
@@ -26,11 +27,28 @@ func TestLedgerCountsOnce(t *testing.T) {
 		{"another session's", bus.Entry{Key: "session.z.v.1", Revision: 9, Value: []byte("3")}, 17},
 	} {
 		l.take(tt.entry, slog.New(slog.DiscardHandler))
-		if got := l.spent["session.s"]; got != tt.want {
+		if got := l.spent["session.s"].tokens; got != tt.want {
 			t.Errorf("after %s: %d tokens, want %d", tt.name, got, tt.want)
 		}
 	}
-	if len(l.own) != 0 || l.spent["session.z"] != 3 {
-		t.Errorf("own = %v, the other session has %d", l.own, l.spent["session.z"])
+	if len(l.own) != 0 || l.spent["session.z"].tokens != 3 {
+		t.Errorf("own = %v, the other session has %d", l.own, l.spent["session.z"].tokens)
+	}
+}
+
+// An account that nobody has used for as long as spending is kept is forgotten:
+// of each session and run there would be one for ever.
+func TestLedgerForgets(t *testing.T) {
+	t.Parallel()
+	l := &ledger{spent: make(map[string]spending), own: make(map[uint64]struct{})}
+	spend := func(rev uint64, session string, at time.Time) {
+		l.take(bus.Entry{Key: "session." + session + ".t.1", Revision: rev, Value: []byte("10"), Time: at}, slog.New(slog.DiscardHandler))
+	}
+	spend(1, "old", now0)
+	spend(2, "used", now0)
+	spend(3, "used", now0.Add(ledgerTTL))
+	spend(4, "new", now0.Add(ledgerTTL+2*time.Hour))
+	if _, kept := l.spent["session.old"]; kept || l.spent["session.used"].tokens != 20 || l.spent["session.new"].tokens != 10 {
+		t.Errorf("spent = %v", l.spent)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -19,26 +20,33 @@ import (
 // offer hands a queued task to an instance: the handshake. Nothing is spent
 // unless the agent accepts and the record says that it holds the task.
 func (w *Worker) offer(ctx context.Context, o offer) {
+	err := w.shake(ctx, o)
+	if err != nil {
+		w.log.Warn("offer a task", slog.String("task_id", string(o.task)), slog.String("agent_id", string(o.in.Agent)), slog.Any("error", err))
+	}
+	w.with(func(c *core, now time.Time) { c.offered(o.task, o.in, err != nil, now) })
+}
+
+// shake makes the offer. An error says that it failed here, whatever the agent
+// makes of it.
+func (w *Worker) shake(ctx context.Context, o offer) error {
 	in := instanceKey{o.in.Agent, o.in.ID}
-	defer w.with(func(c *core, now time.Time) { c.offered(o.task, o.in, now) })
 	if plant.Bug("forgotten") && strings.HasSuffix(string(o.task), "7") {
-		return
+		return nil
 	}
 	cur, err := w.latest(ctx, o.task)
 	if err != nil {
-		w.log.Warn("read a task to offer it", slog.String("task_id", string(o.task)), slog.Any("error", err))
-		return
+		return fmt.Errorf("read the task: %w", err)
 	}
 	if now := w.now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") {
-		return
+		return nil
 	}
 	dispatch, err := w.dispatchOf(ctx, cur)
 	if err != nil {
-		w.log.Warn("read a dispatch to offer it", slog.String("task_id", string(o.task)), slog.Any("error", err))
-		return
+		return fmt.Errorf("read its dispatch: %w", err)
 	}
-	if w.barred(ctx, cur) {
-		return
+	if barred, err := w.barred(ctx, cur); barred || err != nil {
+		return err
 	}
 	payload := offerPayload(cur.ev, dispatch, w.sessionContext(ctx, cur))
 	crash.Point("before_offer")
@@ -49,23 +57,23 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 	switch {
 	case errors.Is(err, bus.ErrNoResponders):
 		w.with(func(c *core, _ time.Time) { c.fleet.Gone(in.agent, in.instance) })
-		return
+		return nil
 	case err != nil:
 		// It may have accepted: the answer was lost, or is late.
 		w.with(func(c *core, _ time.Time) { c.fleet.Gone(in.agent, in.instance) })
-		w.recall(ctx, recall{in, o.task, cur.ev.Attempt + 1, subjects.CodeSuperseded})
-		return
+		w.recall(ctx, recall{to: in, task: o.task, attempt: cur.ev.Attempt + 1, why: subjects.CodeSuperseded})
+		return nil
 	}
 	crash.Point("after_offer")
-	w.replied(ctx, cur, o, reply.Data)
+	return w.replied(ctx, cur, o, reply.Data)
 }
 
 // barred reports whether no attempt may begin, since a budget is spent that the
 // task shares, and records what becomes of it.
-func (w *Worker) barred(ctx context.Context, cur *view) bool {
+func (w *Worker) barred(ctx context.Context, cur *view) (bool, error) {
 	f := &cur.ev.Facts
 	if f.SessionBudget == 0 && f.RunBudget == 0 || barred(cur.ev, w.terms(cur.ev), w.now()) == nil {
-		return false
+		return false, nil
 	}
 	seq := cur.ev.Seq
 	_, err := w.change(ctx, cur.ev.TaskID, func(v *view) (*fleet.Event, error) {
@@ -75,9 +83,9 @@ func (w *Worker) barred(ctx context.Context, cur *view) bool {
 		return barred(v.ev, w.terms(v.ev), w.now()), nil
 	})
 	if err != nil {
-		w.log.Warn("record that a shared budget is spent", slog.String("task_id", string(cur.ev.TaskID)), slog.Any("error", err))
+		return true, fmt.Errorf("record that a shared budget is spent: %w", err)
 	}
-	return true
+	return true, nil
 }
 
 // offerPayload is the stored dispatch with what only an offer carries put in
@@ -112,7 +120,7 @@ func tried(ev *fleet.Event) []fleet.Tried {
 }
 
 // replied acts on what the agent answered to an offer.
-func (w *Worker) replied(ctx context.Context, cur *view, o offer, data []byte) {
+func (w *Worker) replied(ctx context.Context, cur *view, o offer, data []byte) error {
 	in := o.in
 	h := holder{in.Agent, in.ID, o.epoch}
 	if ack, err := fleet.DecodeAck(data); err == nil {
@@ -120,34 +128,31 @@ func (w *Worker) replied(ctx context.Context, cur *view, o offer, data []byte) {
 			if ack.Epoch != 0 {
 				h.epoch = ack.Epoch
 			}
-			w.accepted(ctx, cur, h)
-			return
+			return w.accepted(ctx, cur, h)
 		}
 		if ack.Reason == nil || ack.Reason.Code == subjects.CodeAgentBusy {
 			w.with(func(c *core, now time.Time) { c.busy(in, now.Add(busyFor(ack.RetryAfterSeconds))) })
-			return
+			return nil
 		}
-		w.refused(ctx, cur, failure{
+		return w.refused(ctx, cur, failure{
 			code: ack.Reason.Code, message: ack.Reason.Message, refused: &h,
 			retryAfter: seconds(ack.RetryAfterSeconds),
 		})
-		return
 	}
 	r, err := fleet.DecodeResult(data)
 	if err != nil {
-		w.refused(ctx, cur, failure{
+		return w.refused(ctx, cur, failure{
 			code: subjects.CodeAgentError, refused: &h,
 			message: "the reply to the offer is neither HANDSHAKE_ACK nor TASK_RESULT: " + err.Error(),
 		})
-		return
 	}
 	f := failureOf(r)
 	f.refused, f.result = &h, nil
 	if f.code == subjects.CodeAgentBusy {
 		w.with(func(c *core, now time.Time) { c.busy(in, now.Add(busyFor(f.retryAfter.Seconds()))) })
-		return
+		return nil
 	}
-	w.refused(ctx, cur, f)
+	return w.refused(ctx, cur, f)
 }
 
 // busyFor is how long an instance that said agent_busy is not asked again,
@@ -163,42 +168,46 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 // accepted records who holds the task now. Until it is stored the agent's work
 // counts for nothing; if another writer was faster, the agent is told to drop it.
-func (w *Worker) accepted(ctx context.Context, cur *view, h holder) {
+func (w *Worker) accepted(ctx context.Context, cur *view, h holder) error {
 	crash.Point("after_accept")
 	now := w.now()
 	if !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") { // it took its time to accept
-		w.recall(ctx, recall{instanceKey{h.agent, h.instance}, cur.ev.TaskID, cur.ev.Attempt + 1, subjects.CodeDeadlineExceeded})
-		return
+		w.recall(ctx, recall{to: instanceKey{h.agent, h.instance}, task: cur.ev.TaskID, attempt: cur.ev.Attempt + 1, why: subjects.CodeDeadlineExceeded})
+		return nil
 	}
 	n := working(cur.ev, h, now)
 	err := w.store(ctx, cur, n)
 	if err == nil {
-		return
+		return nil
 	}
 	if errors.Is(err, bus.ErrConflict) {
 		now, rerr := w.reread(ctx, cur.ev.TaskID)
 		if rerr == nil && held(now.ev) && holderOf(now.ev) == h {
-			return // another router has given the same instance the same task
+			return nil // another router has given the same instance the same task
 		}
 		w.log.Debug("another writer was faster", slog.String("task_id", string(cur.ev.TaskID)), slog.Any("error", rerr))
-	} else {
-		w.log.Warn("record an accepted offer", slog.String("task_id", string(cur.ev.TaskID)), slog.String("agent_id", string(h.agent)), slog.Any("error", err))
+		err = nil
 	}
-	w.recall(ctx, recall{instanceKey{h.agent, h.instance}, cur.ev.TaskID, n.Attempt, subjects.CodeSuperseded})
+	w.recall(ctx, recall{to: instanceKey{h.agent, h.instance}, task: cur.ev.TaskID, attempt: n.Attempt, why: subjects.CodeSuperseded})
+	if err != nil {
+		return fmt.Errorf("record that it was accepted: %w", err)
+	}
+	return nil
 }
 
 // refused records that an agent refused an offer before a token was spent.
-func (w *Worker) refused(ctx context.Context, cur *view, f failure) {
-	id, seq := cur.ev.TaskID, cur.ev.Seq
-	_, err := w.change(ctx, id, func(v *view) (*fleet.Event, error) {
+func (w *Worker) refused(ctx context.Context, cur *view, f failure) error {
+	seq := cur.ev.Seq
+	_, err := w.change(ctx, cur.ev.TaskID, func(v *view) (*fleet.Event, error) {
 		if v.ev.State != fleet.StateQueued || v.ev.Seq != seq {
 			return nil, nil
 		}
 		return w.fail(ctx, v, f), nil
 	})
 	if err != nil {
-		w.log.Warn("record a refused offer", slog.String("task_id", string(id)), slog.Any("error", err))
+		return fmt.Errorf("record that it was refused: %w", err)
 	}
+	return nil
 }
 
 // timeOut ends what has lasted too long: the task, or the attempt.
@@ -251,7 +260,9 @@ func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view)
 		if n.Reason != nil {
 			code = n.Reason.Code
 		}
-		w.recall(ctx, recall{instanceKey{before.AgentID, before.InstanceID}, id, before.Attempt, code})
+		w.with(func(c *core, _ time.Time) {
+			c.do(recall{to: instanceKey{before.AgentID, before.InstanceID}, task: id, attempt: before.Attempt, why: code})
+		})
 	}
 }
 
@@ -323,11 +334,24 @@ func (w *Worker) forsake(ctx context.Context, s stranded) {
 // recall tells an instance to drop a task. What it does not hear now it is told
 // again on every heartbeat that names the task.
 func (w *Worker) recall(ctx context.Context, r recall) {
+	if r.denied && !w.denies(ctx, r) {
+		return
+	}
 	m := fleet.Control{
 		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
 		Action: fleet.ActionCancel, TaskID: r.task, Attempt: r.attempt, Reason: &fleet.Reason{Code: r.why},
 	}
 	w.control(ctx, r.to, &m)
+}
+
+// denies reports whether the record of a task, as the stream's leader has it,
+// does not name the instance either: this router may be behind.
+func (w *Worker) denies(ctx context.Context, r recall) bool {
+	v, err := w.reread(ctx, r.task)
+	if err != nil {
+		return errors.Is(err, errNoTask)
+	}
+	return !held(v.ev) || v.ev.AgentID != r.to.agent || v.ev.InstanceID != r.to.instance
 }
 
 // tell gives the agent the answer to its question and the follow-ups, until it

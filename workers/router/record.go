@@ -142,7 +142,7 @@ func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Even
 	n := *e
 	n.Attempt = attempt
 	n.Facts.TokensSpent += f.tokens
-	n.Facts.Attempts = append(slices.Clip(e.Facts.Attempts), fleet.Attempt{
+	n.Facts.Attempts = append(slices.Clip(kept(e.Facts.Attempts)), fleet.Attempt{
 		Attempt: attempt, AgentID: h.agent, InstanceID: h.instance, Epoch: h.epoch,
 		Ended: now, Code: f.code, Message: clip(f.message, 2000), Retryable: f.retryable, Tokens: f.tokens,
 	})
@@ -228,7 +228,11 @@ func climb(e *fleet.Event, s escalation.State, result json.RawMessage, now time.
 	case escalation.Wait:
 		return back(fleet.KindReroute), action
 	case escalation.Return:
-		return back(fleet.KindReturned), action
+		n := back(fleet.KindReturned)
+		if !a.At.IsZero() {
+			n.Facts.NotBefore = &a.At
+		}
+		return n, action
 	case escalation.AskHuman:
 		n := next(e, fleet.KindHuman, fleet.StateInputRequired, now)
 		awaitHuman(n)

@@ -180,7 +180,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 		ok := r.Status == fleet.StatusDone || r.Status == fleet.StatusPartial
 		means := stand(v.ev, c)
 		if means != behind { // whether it counts or not, it was spent
-			if err := w.ledger.charge(ctx, v.ev, c, r.TokensSpent); err != nil {
+			if err := w.ledger.charge(ctx, v.ev, c, r.TokensSpent, now); err != nil {
 				return nil, err
 			}
 		}

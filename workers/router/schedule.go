@@ -108,9 +108,14 @@ func (c *core) offer(s slot, in *Instance, now time.Time) {
 	c.do(offer{c.x.id(s), in, in.Epoch})
 }
 
+// offerAgain is when a task is offered again if this router could not see its
+// offer through.
+const offerAgain = time.Second
+
 // offered ends an offer: the slot that was kept for it is free again (a record
-// holds it, if the task was taken), and a task that is still queued waits on.
-func (c *core) offered(id subjects.TaskID, in *Instance, now time.Time) {
+// holds it, if the task was taken), and a task that is still queued waits on; for
+// a moment, if the offer failed here.
+func (c *core) offered(id subjects.TaskID, in *Instance, failed bool, now time.Time) {
 	c.fleet.Offer(in, -1)
 	if s := c.x.find(id); s != 0 && c.x.at(s).flags&offering != 0 {
 		e := c.x.at(s)
@@ -120,7 +125,10 @@ func (c *core) offered(id subjects.TaskID, in *Instance, now time.Time) {
 			h.offered = nil
 		}
 		if e.state == codeOfState(fleet.StateQueued) && e.due > now.UnixNano() && e.flags&inQueue == 0 {
-			if h := c.hot[s]; h == nil || h.ev.Facts.NotBefore == nil || !h.ev.Facts.NotBefore.After(now) {
+			if failed {
+				e.due = min(e.due, now.Add(offerAgain).UnixNano())
+				c.timers.push(timer{e.due, s})
+			} else if h := c.hot[s]; h == nil || h.ev.Facts.NotBefore == nil || !h.ev.Facts.NotBefore.After(now) {
 				c.enqueue(s, e, now)
 			}
 		}

@@ -2,7 +2,6 @@ package router
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -57,8 +56,10 @@ func (w *Worker) knows(id subjects.TaskID, m bus.Msg) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	known := w.core.knows(id, m.Header.Get(subjects.HeaderKind), m.Seq)
-	if !known {
-		_, known = w.writing[m.Header.Get(subjects.HeaderWriteID)]
+	if id := m.Header.Get(subjects.HeaderWriteID); !known {
+		if _, known = w.writing[id]; known {
+			w.writing[id] = m.Seq
+		}
 	}
 	if known {
 		w.tail = m.Seq
@@ -92,21 +93,16 @@ func (w *Worker) catchUp() {
 	}
 }
 
-// makeSure reads the tasks again of which a write was given up: it may have
-// been stored all the same.
-func (w *Worker) makeSure(ctx context.Context) {
-	w.mu.Lock()
-	unsure := w.unsure
-	w.unsure = nil
-	w.mu.Unlock()
-	for _, id := range unsure {
-		if _, err := w.reread(ctx, id); err != nil && !errors.Is(err, errNoTask) {
-			w.log.Warn("read a task again", slog.String("task_id", string(id)), slog.Any("error", err))
-			w.mu.Lock()
-			w.unsure = append(w.unsure, id)
-			w.mu.Unlock()
+// appliedLocked is the stream sequence up to which every record has been
+// applied. It needs the lock.
+func (w *Worker) appliedLocked() uint64 {
+	applied := w.tail
+	for _, seq := range w.writing {
+		if seq != 0 {
+			applied = min(applied, seq-1)
 		}
 	}
+	return applied
 }
 
 // knows reports whether the record of id at seq has been applied, or is older

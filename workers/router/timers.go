@@ -2,7 +2,8 @@ package router
 
 // timers is a heap of when entries are due. A timer is never removed when the
 // entry changes: the one who pops it asks the entry, which knows when it is
-// really due. An entry may have several; at most one of them is not stale.
+// really due. An entry may have several; at most one of them is not stale. The
+// stale ones go when there are more of them than entries: see core.trim.
 type timers []timer
 
 type timer struct {
@@ -20,6 +21,21 @@ func (h *timers) push(t timer) {
 		}
 		q[up], q[i] = q[i], q[up]
 		i = up
+	}
+}
+
+// manyTimers are kept however few entries there are.
+const manyTimers = 4096
+
+// trim drops the timers that are stale, once they are most: that of a task that
+// has ended would be kept until its deadline.
+func (c *core) trim() {
+	if len(c.timers) <= 2*c.x.live+manyTimers {
+		return
+	}
+	c.timers = make(timers, 0, c.x.live+manyTimers/2)
+	for s, e := range c.x.all() {
+		c.timers.push(timer{e.due, s})
 	}
 }
 

@@ -96,7 +96,8 @@ const (
 	idleWorkers   = 256              // goroutines kept for the next message
 	stopGrace     = 10 * time.Second // to finish what is in hand
 	maxReports    = 128              // results in hand, and progress messages: when very many tasks end at once, dispatches go between them
-	maxDoing      = 32               // effects at once, offers apart: a million tasks may end at one instant
+	maxDoing      = 32               // effects at once, those apart that wait for an agent: a million tasks may end at one instant
+	maxSaying     = 1024             // recalls and tells at once
 )
 
 // Worker is a router. New wires it, Run does everything.
@@ -132,10 +133,10 @@ type Worker struct {
 	mu      sync.Mutex // guards all below
 	core    *core
 	todo    []effect            // waits for one of those that are being done to end
-	doing   int                 // effects being done, offers apart
-	writing map[string]struct{} // ids of the writes that are under way
-	unsure  []subjects.TaskID   // tasks of which a write was given up
-	tail    uint64              // stream sequence up to which the tail has been applied
+	doing   int                 // effects being done, those apart that wait for an agent
+	saying  map[effect]struct{} // recalls and tells under way
+	writing map[string]uint64   // ids of the writes that are under way, and where the tail has passed over their records
+	tail    uint64              // stream sequence up to which the tail has read
 
 	sweptTo uint64 // owned by housekeep: the records before it need no second look
 }
@@ -149,9 +150,9 @@ func New(cfg Config) (*Worker, error) {
 	set := settings{backoff: cfg.Backoff, human: cfg.HumanContact, policy: cfg.Policy.terms()}
 	return &Worker{
 		cfg: cfg, bus: cfg.Bus, set: set,
-		ledger:  &ledger{spent: make(map[string]int64), own: make(map[uint64]struct{})},
+		ledger:  &ledger{spent: make(map[string]spending), own: make(map[uint64]struct{})},
 		log:     cfg.Log.With(slog.String("component", "router"), slog.String("router_id", string(cfg.ID))),
-		writing: make(map[string]struct{}), failures: newFailures(),
+		writing: make(map[string]uint64), saying: make(map[effect]struct{}), failures: newFailures(),
 		core: newCore(cfg.ID, cfg.MaxQueued, maxHotQueued, rememberEnded),
 	}, nil
 }
@@ -351,74 +352,6 @@ func (w *Worker) loop(ctx context.Context) {
 			w.sayHello(fleet.RouterHeartbeat{Epoch: w.epoch})
 			w.with(func(c *core, now time.Time) { c.reconsider(now) })
 		}
-	}
-}
-
-// with runs f on the core under its lock and carries out what comes of it.
-func (w *Worker) with(f func(c *core, now time.Time)) {
-	w.mu.Lock()
-	f(w.core, w.now())
-	var begin []effect
-	for _, e := range w.core.take() {
-		if _, ok := e.(offer); ok {
-			begin = append(begin, e) // as many as there are free slots
-		} else {
-			w.todo = append(w.todo, e)
-		}
-	}
-	for len(w.todo) > 0 && w.doing < maxDoing {
-		begin = append(begin, w.todo[0])
-		w.todo = w.todo[1:]
-		w.doing++
-	}
-	w.mu.Unlock()
-	for _, e := range begin {
-		w.pool.Go(func() { w.carryOut(e) })
-	}
-}
-
-// carryOut does one effect, and then whatever waits to be done. Run joins it.
-func (w *Worker) carryOut(e effect) {
-	w.doOne(e)
-	if _, ok := e.(offer); ok {
-		return
-	}
-	for {
-		w.mu.Lock()
-		if len(w.todo) == 0 {
-			w.doing--
-			w.mu.Unlock()
-			return
-		}
-		e = w.todo[0]
-		w.todo = w.todo[1:]
-		w.mu.Unlock()
-		w.doOne(e)
-	}
-}
-
-func (w *Worker) doOne(e effect) {
-	ctx := w.patience()
-	switch e := e.(type) {
-	case offer:
-		w.offer(ctx, e)
-	case timedOut:
-		w.timeOut(ctx, e)
-		w.with(func(c *core, _ time.Time) { c.acted(e.task) })
-	case lost:
-		w.lose(ctx, e)
-		w.with(func(c *core, _ time.Time) { c.acted(e.task) })
-	case hopeless:
-		w.giveUp(ctx, e)
-	case stranded:
-		w.forsake(ctx, e)
-		w.with(func(c *core, _ time.Time) { c.acted(e.task) })
-	case recall:
-		w.recall(ctx, e)
-	case catchUp:
-		w.catchUp()
-	case tell:
-		w.tell(ctx, e)
 	}
 }
 

@@ -31,7 +31,7 @@ const (
 	byGet                  // by GetTask
 )
 
-// work is one attempt. Its fields are owned by Handle, but for those below mu.
+// work is one attempt. Its fields are owned by Handle.
 type work struct {
 	r     *Remote
 	t     *agent.Task

@@ -1,0 +1,85 @@
+package router
+
+import "time"
+
+// with runs f on the core under its lock and carries out what comes of it.
+func (w *Worker) with(f func(c *core, now time.Time)) {
+	w.mu.Lock()
+	f(w.core, w.now())
+	var begin []effect
+	for _, e := range w.core.take() {
+		switch e.(type) {
+		case offer:
+			begin = append(begin, e) // as many as there are free slots
+		case recall, tell:
+			// An agent that is gone does not answer for long: nothing waits for it,
+			// and its next heartbeat has it told again.
+			if _, twice := w.saying[e]; !twice && len(w.saying) < maxSaying {
+				w.saying[e] = struct{}{}
+				begin = append(begin, e)
+			}
+		default:
+			w.todo = append(w.todo, e)
+		}
+	}
+	for len(w.todo) > 0 && w.doing < maxDoing {
+		begin = append(begin, w.todo[0])
+		w.todo = w.todo[1:]
+		w.doing++
+	}
+	w.mu.Unlock()
+	for _, e := range begin {
+		w.pool.Go(func() { w.carryOut(e) })
+	}
+}
+
+// carryOut does one effect, and then whatever waits to be done. Run joins it.
+func (w *Worker) carryOut(e effect) {
+	w.doOne(e)
+	switch e.(type) {
+	case offer:
+		return
+	case recall, tell:
+		w.mu.Lock()
+		delete(w.saying, e)
+		w.mu.Unlock()
+		return
+	}
+	for {
+		w.mu.Lock()
+		if len(w.todo) == 0 {
+			w.doing--
+			w.mu.Unlock()
+			return
+		}
+		e = w.todo[0]
+		w.todo = w.todo[1:]
+		w.mu.Unlock()
+		w.doOne(e)
+	}
+}
+
+func (w *Worker) doOne(e effect) {
+	ctx := w.patience()
+	switch e := e.(type) {
+	case offer:
+		w.offer(ctx, e)
+	case timedOut:
+		w.timeOut(ctx, e)
+		w.with(func(c *core, _ time.Time) { c.acted(e.task) })
+	case lost:
+		w.lose(ctx, e)
+		w.with(func(c *core, _ time.Time) { c.acted(e.task) })
+	case hopeless:
+		w.giveUp(ctx, e)
+	case stranded:
+		w.forsake(ctx, e)
+		w.with(func(c *core, _ time.Time) { c.acted(e.task) })
+	case recall:
+		w.recall(ctx, e)
+	case catchUp:
+		w.catchUp()
+	case tell:
+		w.tell(ctx, e)
+	}
+}

@@ -1,0 +1,328 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"parley/bus"
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// serving runs a router and waits until it serves; the function stops it.
+func serving(t *testing.T, srv *bustest.Server, id subjects.InstanceID) (w *Worker, stop func()) {
+	t.Helper()
+	w, err := New(Config{ID: id, Bus: srv.Connect(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	bustest.Eventually(t, "the router is ready", func() bool { return w.Ready() == nil })
+	return w, stop
+}
+
+func dispatched(t *testing.T, b *bus.Bus, id string) {
+	t.Helper()
+	m, err := b.Request(t.Context(), subjects.API("boss", "task", "dispatch"), fmt.Appendf(nil, `{"task":{"task_id":%q,"on_blocked":"wait"},"brief":"x"}`, id), nil)
+	if err == nil {
+		_, err = fleet.DecodeReply[fleet.Dispatched](m.Data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Of tasks that have ended no timer is left until their deadline.
+func TestTimersGoWithTheirTasks(t *testing.T) {
+	t.Parallel()
+	c := testCore()
+	c.ticked = now0
+	q := testRecord(t, "x", "", now0)
+	apply := func(id string, end bool, seq uint64) {
+		ev := *q
+		if ev.TaskID = subjects.TaskID(id); end {
+			ev.State = fleet.StateCanceled
+		}
+		c.apply(&ev, seq, now0)
+	}
+	apply("live", false, 1)
+	for i := range uint64(4 * manyTimers) {
+		id := fmt.Sprintf("t-%d", i)
+		apply(id, false, 2*i+2)
+		apply(id, true, 2*i+3)
+		c.tick(now0)
+	}
+	if n := len(c.timers); n > 2*manyTimers {
+		t.Errorf("%d timers, with %d live tasks", n, c.x.live)
+	}
+	c.take()
+	c.ticked = q.Facts.Deadline
+	if c.tick(q.Facts.Deadline); len(c.take()) == 0 {
+		t.Error("the task that lives is not due at its deadline")
+	}
+}
+
+// What an agent held by no record is forgotten with the agent.
+func TestDenialsGoWithTheirAgent(t *testing.T) {
+	t.Parallel()
+	c := testCore()
+	hb := &fleet.Heartbeat{Holding: []fleet.Holding{{TaskID: "strange", Attempt: 1}}}
+	c.beat("a", "1", hb, now0)
+	c.beat("a", "1", hb, now0)
+	if len(c.denied) != 1 {
+		t.Fatalf("denied = %v", c.denied)
+	}
+	if c.tick(now0.Add(time.Hour)); len(c.denied) != 0 {
+		t.Errorf("denied = %v after the agent has gone", c.denied)
+	}
+}
+
+// freeAgent has an agent with one slot join the core.
+func freeAgent(tb testing.TB, c *core) {
+	tb.Helper()
+	a, err := fleet.DecodeAnnounce([]byte(`{"type":"SESSION_ANNOUNCE","worker":{"agent_id":"a","epoch":1},"capabilities":{"tools":[],"mcp_servers":[]},"mcp_health":{},"session":{"active_tasks":0}}`))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c.announce(a, now0, now0)
+}
+
+// Who waits for the end of an offer hears of it when the task ends first.
+func TestTheEndOfATaskEndsItsOffer(t *testing.T) {
+	t.Parallel()
+	c := testCore()
+	freeAgent(t, c)
+	q := testRecord(t, "t", "", now0)
+	c.apply(q, 1, now0)
+	h := c.hot[c.x.find("t")]
+	if h == nil || h.offered == nil {
+		t.Fatal("the task is not being offered")
+	}
+	over := h.offered
+	c.apply(canceled(q, "boss", "", now0), 2, now0)
+	select {
+	case <-over:
+	default:
+		t.Error("the offer of a task that has ended is not over")
+	}
+}
+
+// An offer that failed on this side is not made again at once, and again.
+func TestAnOfferThatFailedHereRests(t *testing.T) {
+	t.Parallel()
+	c := testCore()
+	c.ticked = now0
+	freeAgent(t, c)
+	c.apply(testRecord(t, "t", "", now0), 1, now0)
+	offers := func() (n int) {
+		for _, e := range c.take() {
+			if o, ok := e.(offer); ok {
+				c.offered(o.task, o.in, true, now0)
+				n++
+			}
+		}
+		return n
+	}
+	if n := offers(); n != 1 {
+		t.Fatalf("%d offers, want 1", n)
+	}
+	if n := offers(); n != 0 {
+		t.Fatalf("it is offered again at once")
+	}
+	for at := now0; !at.After(now0.Add(offerAgain)); at = at.Add(tickEvery) {
+		c.tick(at)
+	}
+	if n := offers(); n != 1 {
+		t.Errorf("%d offers after a rest, want 1", n)
+	}
+}
+
+// A task whose records are gone (they were purged, or nobody routed until they
+// had expired) is forgotten, and agents are not asked about it.
+func TestATaskWithoutRecordsIsForgotten(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	b := srv.Bus(t)
+	first, stop := serving(t, srv, "r1")
+	dispatched(t, b, "gone")
+	bustest.Eventually(t, "the record to be read", func() bool { return first.state(func() bool { return first.tail > 0 }) })
+	stop()
+	if err := b.Purge(t.Context(), subjects.StreamTasks, subjects.Task("gone")); err != nil {
+		t.Fatal(err)
+	}
+	w, _ := serving(t, srv, "r2")
+	if w.liveTasks() != 1 {
+		t.Fatal("the checkpoint does not name the task")
+	}
+	hb := 0.2
+	if _, err := b.Store(t.Context(), subjects.Announce("a", "main"), fleet.MustEncode(&fleet.Announce{
+		Header:           fleet.Header{Type: fleet.TypeAnnounce, ProtocolVersion: fleet.Version},
+		Worker:           fleet.Worker{AgentID: "a", Epoch: 1},
+		Capabilities:     fleet.Capabilities{Tools: []string{}, MCPServers: []string{}},
+		HeartbeatSeconds: &hb,
+	}), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the task to be forgotten", func() bool { return w.liveTasks() == 0 })
+}
+
+// state looks at the worker under its lock.
+func (w *Worker) state(f func() bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return f()
+}
+
+// slowAnswers has every record stored at once, and its writer told when answer
+// is closed.
+type slowAnswers struct {
+	bus.RecordWriter
+	answer chan struct{}
+}
+
+func (s slowAnswers) Write(ctx context.Context, r bus.Record) (uint64, error) {
+	seq, err := s.RecordWriter.Write(ctx, r)
+	select {
+	case <-s.answer:
+	case <-ctx.Done():
+	}
+	return seq, err
+}
+
+// A checkpoint does not pass over a record whose writer has yet to hear that it
+// is stored: the router may be gone before it does.
+func TestACheckpointKnowsOfWritesUnderWay(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	b := srv.Bus(t)
+	w, _ := serving(t, srv, "r1")
+	slow := slowAnswers{answer: make(chan struct{})}
+	w.mu.Lock() // store takes it before it writes
+	slow.RecordWriter = w.records
+	w.records = slow
+	w.mu.Unlock()
+	done := make(chan struct{})
+	go func() { dispatched(t, b, "t"); close(done) }()
+	bustest.Eventually(t, "the record to be read", func() bool { return w.state(func() bool { return w.tail == 1 }) })
+	if err := w.checkpoint(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	other, _ := serving(t, srv, "r2")
+	if n := other.liveTasks(); n != 1 {
+		t.Errorf("a router that begins with that checkpoint knows of %d tasks, want 1", n)
+	}
+	close(slow.answer)
+	<-done
+}
+
+// Agents that do not answer keep nobody else waiting, and are not told the same
+// thing twice at a time.
+func TestAgentsThatDoNotAnswerHoldNothingUp(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	b := srv.Bus(t)
+	w, _ := serving(t, srv, "r1")
+	silent := make(chan struct{})
+	defer close(silent)
+	if _, err := b.Subscribe(subjects.Control("a", "main"), "", func(bus.Msg) { <-silent }); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		w.with(func(c *core, _ time.Time) {
+			for i := range 2 * maxDoing {
+				c.do(recall{to: instanceKey{"a", "main"}, task: subjects.TaskID(fmt.Sprintf("t-%d", i)), attempt: 1, why: subjects.CodeSuperseded})
+			}
+		})
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.doing != 0 || len(w.todo) != 0 || len(w.saying) > 2*maxDoing {
+		t.Errorf("%d effects are being done, %d wait, %d are being said", w.doing, len(w.todo), len(w.saying))
+	}
+}
+
+// A router that has yet to read who holds a task does not take it from them.
+func TestARouterThatIsBehindRecallsNothing(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	b := srv.Bus(t)
+	w, _ := serving(t, srv, "r1")
+	dispatched(t, b, "t")
+	told := make(chan bus.Msg, 10)
+	if _, err := b.Subscribe(subjects.Control("a", "main"), "", func(m bus.Msg) {
+		told <- m
+		_ = m.Respond([]byte(`{"ok":true}`), nil)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	cur, err := w.reread(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := recall{to: instanceKey{"a", "main"}, task: "t", attempt: 1, why: subjects.CodeSuperseded, denied: true}
+	if w.recall(t.Context(), r); len(told) != 1 {
+		t.Fatalf("told %d times to drop what nobody holds, want once", len(told))
+	}
+	records, stop := b.Records(subjects.StreamTasks, bus.CommitDirect) // of another router
+	defer stop()
+	n := working(cur.ev, holder{"a", "main", 1}, now0)
+	n.Facts.DispatchSeq = cur.firstSeq
+	if _, err := records.Write(t.Context(), bus.Record{
+		Subject: subjects.Task("t"), Expected: cur.lastSeq, Data: fleet.MustEncode(n), WriteID: "another", Header: recordHeader(cur.ev, n),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if w.recall(t.Context(), r); len(told) != 1 {
+		t.Error("told to drop what it holds")
+	}
+}
+
+// An agent that hands a task back again and again neither gets it at once each
+// time, nor makes its records grow for ever.
+func TestHandingBackForEver(t *testing.T) {
+	t.Parallel()
+	now, ev := now0, testRecord(t, "t", "", now0)
+	for i := range 100 {
+		back, _ := failed(working(ev, holder{"a", "main", 1}, now), failure{code: subjects.CodeAgentBusy}, settings{}, now)
+		if back.State != fleet.StateQueued || back.Attempt != i+1 {
+			t.Fatalf("attempt %d: %s, attempt %d", i+1, back.State, back.Attempt)
+		}
+		if rests := back.Facts.NotBefore != nil; rests != (i > 0) {
+			t.Errorf("handed back %d times, it rests: %t", i+1, rests)
+		}
+		ev = back
+	}
+	if n := len(ev.Facts.Attempts); n > maxHandedBack {
+		t.Errorf("%d attempts are kept, want at most %d", n, maxHandedBack)
+	}
+}
+
+// A task that thousands of agents fail has records that a server takes.
+func TestAttemptsAreKeptInShort(t *testing.T) {
+	t.Parallel()
+	ev := testRecord(t, "t", "", now0)
+	for i := range 3000 {
+		h := holder{subjects.AgentID(fmt.Sprintf("agent-%d", i)), "0123456789ab", now0.UnixNano()}
+		ev, _ = failed(working(ev, h, now0), failure{code: subjects.CodeAgentError, message: strings.Repeat("x", 5000)}, settings{}, now0)
+	}
+	if n := len(fleet.MustEncode(ev)); ev.State != fleet.StateQueued || len(ev.Facts.Attempts) != 3000 || n > 2<<20 {
+		t.Errorf("%s after %d attempts, a record of %d bytes", ev.State, len(ev.Facts.Attempts), n)
+	}
+	if last := ev.Facts.Attempts[2999].Message; len(last) < 1000 {
+		t.Errorf("the last message has %d bytes", len(last))
+	}
+}
