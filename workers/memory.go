@@ -24,8 +24,12 @@ func TuneMemory(ctx context.Context) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(leastHeap))
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	samples := []metrics.Sample{
-		{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/total:bytes"}, {Name: "/memory/classes/total:bytes"},
-		{Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/gc/heap/live:bytes"},
+		{Name: "/gc/scan/total:bytes"},
+		{Name: "/memory/classes/total:bytes"},
+		{Name: "/memory/classes/heap/released:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"},
 	}
 	collected := make(chan struct{}, 1)
 	for {
@@ -35,7 +39,7 @@ func TuneMemory(ctx context.Context) {
 			return
 		case <-collected:
 			metrics.Read(samples)
-			of := func(i int) int64 { return int64(samples[i].Value.Uint64()) } //nolint:gosec // bytes of this process
+			of := func(i int) int64 { return int64(samples[i].Value.Uint64()) }
 			debug.SetMemoryLimit(memoryLimit(of(0), of(1), of(2)-of(3)-of(4)-of(5)))
 		}
 	}

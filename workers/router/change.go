@@ -27,7 +27,7 @@ type view struct {
 }
 
 var errNoTask = subjects.Errorf(subjects.CodeNotFound, "there is no such task").
-	WithRemedy("task list shows the tasks that live and those that ended lately")
+	WithRemedy("task.list (parley task ls) shows the tasks that live and those that ended lately")
 
 // change replaces the latest record of a task: decide sees it and returns the
 // next one, or nil for none. It is called again whenever another writer was
