@@ -47,6 +47,7 @@ func TestGuide(t *testing.T) {
 		"a delivery ends as a dead letter, if it does not say when": short(fleet.DefaultNotAfter) + " after it was stored",
 		"exchanges with one endpoint at a time":                     strconv.Itoa(webhooks.DefaultPerEndpoint),
 		"exchanges of one worker at a time":                         strconv.Itoa(webhooks.DefaultConcurrency),
+		"of them with receivers that subscribers have named":        strconv.Itoa(webhooks.GuestsOf(webhooks.DefaultConcurrency)),
 		"failures in a row that open an endpoint's circuit":         strconv.Itoa(webhooks.DefaultOpenAfter),
 		"a probe while the circuit is open, every":                  short(webhooks.DefaultProbeEvery),
 		"a delivered one is known for":                              short(webhooks.KeepDelivered),

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/heap"
 	"slices"
+	"strings"
 	"time"
 
 	"parley/subjects"
@@ -71,8 +72,23 @@ type index struct {
 
 type limits struct {
 	perEndpoint int           // exchanges at a time
+	guests      int           // exchanges at a time with all guests
 	openAfter   int           // failures in a row that open the circuit
 	probeEvery  time.Duration // while it is open
+}
+
+// guest reports whether the target came with its deliveries, as a subscriber
+// names it; the others are endpoints of whoever runs the fleet.
+func (l *lane) guest() bool { return strings.Contains(l.target, "://") }
+
+// inHand is how many deliveries of the lane this worker has in hand.
+func (l *lane) inHand() (n int) {
+	for e := range l.claims {
+		if e.busy {
+			n++
+		}
+	}
+	return n
 }
 
 func newIndex(known func(string) bool, l limits) *index {
@@ -289,11 +305,24 @@ func (x *index) next(now time.Time, room int) (send, over []*entry, wake time.Ti
 	if !t.IsZero() {
 		soonest(t)
 	}
+	guests := x.limits.guests // room for guests: however slow they are, endpoints have the rest
+	for _, l := range x.lanes {
+		if l.guest() {
+			guests -= l.inHand()
+		}
+	}
 	for _, l := range x.lanes {
 		if l.size == 0 {
 			continue
 		}
-		got, at := x.from(l, now, room-len(send)-len(over))
+		left := room - len(send) - len(over)
+		if l.guest() {
+			left = min(left, guests)
+		}
+		got, at := x.from(l, now, left)
+		if l.guest() {
+			guests -= len(got)
+		}
 		send = append(send, got...)
 		if !at.IsZero() {
 			soonest(at)

@@ -321,6 +321,30 @@ func TestIndexWithTenThousandWaiting(t *testing.T) {
 	}
 }
 
+// TestGuestsLeaveRoom: receivers that subscribers name, however many and slow
+// they are, do not take all that a worker can do at a time.
+func TestGuestsLeaveRoom(t *testing.T) {
+	t.Parallel()
+	x := newIndex(func(string) bool { return true }, limits{perEndpoint: 4, guests: 48, openAfter: 5, probeEvery: time.Minute})
+	now, inHand := time.Unix(1e9, 0), 0
+	for n := range 200 {
+		d := delivery(fmt.Sprint("push", n))
+		d.Order, d.URL = fmt.Sprint("t", n), fmt.Sprintf("https://%d.example.org/hook", n/4)
+		x.stored(d, uint64(n+1), now)
+	}
+	for range 3 {
+		send, _, _ := x.next(now, 64-inHand)
+		inHand += len(send)
+	}
+	if inHand != 48 {
+		t.Errorf("guests have %d of 64 in hand, want 48", inHand)
+	}
+	x.stored(delivery("human"), 1000, now)
+	if send, _, _ := x.next(now, 64-inHand); len(send) != 1 || send[0].id != "human" {
+		t.Errorf("the call to a human is not sent beside them: %v", send)
+	}
+}
+
 func BenchmarkNext(b *testing.B) {
 	x := newIndex(func(string) bool { return true }, limits{perEndpoint: 4, openAfter: 5, probeEvery: time.Minute})
 	now := time.Unix(1e9, 0)
