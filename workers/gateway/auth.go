@@ -40,9 +40,7 @@ type authenticator struct {
 
 	provider *http.Client // asks the issuer
 
-	mu       sync.Mutex // guards what follows
-	verifier *oidc.IDTokenVerifier
-	away     time.Time // when the issuer was last asked for its discovery document in vain
+	verifier shared[*oidc.IDTokenVerifier]
 }
 
 // issuerTimeout bounds a question to the issuer: who waits for it holds others up.
@@ -106,30 +104,18 @@ func (a *authenticator) known(token string) (id subjects.AgentID, ok bool) {
 	return id, ok
 }
 
-// errAway is what those hear who have waited for an answer that did not come.
-var errAway = errors.New("it has just not answered another caller")
-
 // discovered is the issuer's verifier. Its keys are found through its discovery
 // document, at the first token that needs them.
 func (a *authenticator) discovered(ctx context.Context) (*oidc.IDTokenVerifier, error) {
-	began := time.Now()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	switch {
-	case a.verifier != nil:
-		return a.verifier, nil
-	case a.away.After(began):
-		return nil, errAway
-	}
-	// The provider keeps the context for later key look-ups.
-	ctx = oidc.ClientContext(context.WithoutCancel(ctx), a.provider)
-	provider, err := oidc.NewProvider(ctx, a.cfg.Issuer)
-	if err != nil {
-		a.away = time.Now()
-		return nil, err
-	}
-	a.verifier = provider.VerifierContext(ctx, &oidc.Config{ClientID: a.cfg.Audience})
-	return a.verifier, nil
+	return a.verifier.get(forever, func() (*oidc.IDTokenVerifier, error) {
+		// The provider keeps the context for later key look-ups.
+		ctx := oidc.ClientContext(context.WithoutCancel(ctx), a.provider)
+		provider, err := oidc.NewProvider(ctx, a.cfg.Issuer)
+		if err != nil {
+			return nil, err
+		}
+		return provider.VerifierContext(ctx, &oidc.Config{ClientID: a.cfg.Audience}), nil
+	})
 }
 
 // verify checks a token of the issuer.

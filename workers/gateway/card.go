@@ -32,32 +32,16 @@ const (
 	bindingGRPC = "GRPC"
 )
 
-// listAge is how
-// long the gateway believes the registry's listing. A card may be kept for five seconds more.
-const (
-	listAge = time.Second
-)
-
-// listing is the registry's listing, kept for listAge.
-type listing struct {
-	mu     sync.Mutex
-	agents []fleet.AgentView
-	at     time.Time
-}
+// listAge is how long the gateway believes the registry's listing. A card may be
+// kept for five seconds more.
+const listAge = time.Second
 
 // agents lists the fleet's instances, in the order of their ids.
 func (w *Worker) agents(ctx context.Context) ([]fleet.AgentView, error) {
-	w.listing.mu.Lock()
-	defer w.listing.mu.Unlock()
-	if time.Since(w.listing.at) < listAge {
-		return w.listing.agents, nil
-	}
-	reply, err := ask[fleet.AgentListReply](ctx, w, anonymous, "agent", "list", fleet.AgentList{})
-	if err != nil {
-		return nil, err
-	}
-	w.listing.agents, w.listing.at = reply.Agents, time.Now()
-	return reply.Agents, nil
+	return w.listing.get(listAge, func() ([]fleet.AgentView, error) {
+		reply, err := ask[fleet.AgentListReply](context.WithoutCancel(ctx), w, anonymous, "agent", "list", fleet.AgentList{})
+		return reply.Agents, err
+	})
 }
 
 // base is where clients reach this gateway.

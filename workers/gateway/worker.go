@@ -15,6 +15,7 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
+	"parley/subjects/fleet"
 )
 
 // askTimeout is how long a call of the fleet's API may take, the time included
@@ -83,7 +84,7 @@ type Worker struct {
 	feed    *feed
 	push    *pusher // nil: not supported
 	nats    *natsDoor
-	listing listing
+	listing shared[[]fleet.AgentView]
 	cards   seen
 	ready   atomic.Bool
 }

@@ -70,6 +70,7 @@ type (
 	// offer: hand task to the instance by request/reply, then call offered.
 	offer struct {
 		task  subjects.TaskID
+		seq   uint64 // stream sequence of the record that it was chosen by
 		in    *Instance
 		epoch int64 // the instance's, when it was chosen
 	}

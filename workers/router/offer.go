@@ -38,6 +38,9 @@ func (w *Worker) shake(ctx context.Context, o offer) error {
 	if err != nil {
 		return fmt.Errorf("read the task: %w", err)
 	}
+	if cur.lastSeq != o.seq { // who may have it now is chosen anew
+		return nil
+	}
 	if now := w.now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") {
 		return nil
 	}
@@ -68,11 +71,11 @@ func (w *Worker) shake(ctx context.Context, o offer) error {
 	return w.replied(ctx, cur, o, reply.Data)
 }
 
-// barred reports whether no attempt may begin, since a budget is spent that the
-// task shares, and records what becomes of it.
+// barred reports whether no attempt may begin, since a budget is spent, the
+// task's or one that it shares, and records what becomes of it.
 func (w *Worker) barred(ctx context.Context, cur *view) (bool, error) {
 	f := &cur.ev.Facts
-	if f.SessionBudget == 0 && f.RunBudget == 0 || barred(cur.ev, w.terms(cur.ev), w.now()) == nil {
+	if f.TokenBudget == 0 && f.SessionBudget == 0 && f.RunBudget == 0 || barred(cur.ev, w.terms(cur.ev), w.now()) == nil {
 		return false, nil
 	}
 	seq := cur.ev.Seq
@@ -83,7 +86,7 @@ func (w *Worker) barred(ctx context.Context, cur *view) (bool, error) {
 		return barred(v.ev, w.terms(v.ev), w.now()), nil
 	})
 	if err != nil {
-		return true, fmt.Errorf("record that a shared budget is spent: %w", err)
+		return true, fmt.Errorf("record that a budget is spent: %w", err)
 	}
 	return true, nil
 }

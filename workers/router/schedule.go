@@ -105,7 +105,7 @@ func (c *core) offer(s slot, in *Instance, now time.Time) {
 		h.offered = make(chan struct{})
 	}
 	c.fleet.Offer(in, +1)
-	c.do(offer{c.x.id(s), in, in.Epoch})
+	c.do(offer{c.x.id(s), e.lastSeq, in, in.Epoch})
 }
 
 // offerAgain is when a task is offered again if this router could not see its

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,18 +20,7 @@ func serving(t *testing.T, srv *bustest.Server, id subjects.InstanceID) (w *Work
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-	})
-	t.Cleanup(stop)
-	bustest.Eventually(t, "the router is ready", func() bool { return w.Ready() == nil })
-	return w, stop
+	return w, bustest.Serve(t, w)
 }
 
 func dispatched(t *testing.T, b *bus.Bus, id string) {
@@ -277,17 +265,73 @@ func TestARouterThatIsBehindRecallsNothing(t *testing.T) {
 	if w.recall(t.Context(), r); len(told) != 1 {
 		t.Fatalf("told %d times to drop what nobody holds, want once", len(told))
 	}
-	records, stop := b.Records(subjects.StreamTasks, bus.CommitDirect) // of another router
+	anotherStores(t, b, cur, working(cur.ev, holder{"a", "main", 1}, now0))
+	if w.recall(t.Context(), r); len(told) != 1 {
+		t.Error("told to drop what it holds")
+	}
+}
+
+// anotherStores has another router store the record that follows cur.
+func anotherStores(t *testing.T, b *bus.Bus, cur *view, n *fleet.Event) uint64 {
+	t.Helper()
+	records, stop := b.Records(subjects.StreamTasks, bus.CommitDirect)
 	defer stop()
-	n := working(cur.ev, holder{"a", "main", 1}, now0)
 	n.Facts.DispatchSeq = cur.firstSeq
-	if _, err := records.Write(t.Context(), bus.Record{
-		Subject: subjects.Task("t"), Expected: cur.lastSeq, Data: fleet.MustEncode(n), WriteID: "another", Header: recordHeader(cur.ev, n),
+	seq, err := records.Write(t.Context(), bus.Record{
+		Subject: subjects.Task(n.TaskID), Expected: cur.lastSeq, Data: fleet.MustEncode(n), WriteID: "another", Header: recordHeader(cur.ev, n),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seq
+}
+
+// A router that has yet to read that an agent failed a task for good, or that its
+// budget is spent by now, does not offer it to that agent, or to anybody.
+func TestARouterThatIsBehindOffersNothing(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	b := srv.Bus(t)
+	w, _ := serving(t, srv, "r1")
+	offers := make(chan bus.Msg, 10)
+	if _, err := b.Subscribe(subjects.Offer("a", "main"), "", func(m bus.Msg) {
+		offers <- m
+		_ = m.Respond([]byte(`{"accepted":false,"reason":{"code":"agent_busy"}}`), nil)
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if w.recall(t.Context(), r); len(told) != 1 {
-		t.Error("told to drop what it holds")
+	var in *Instance
+	w.with(func(c *core, _ time.Time) { in, _ = c.fleet.instance("a", "main") })
+	dispatched(t, b, "t")
+	cur, err := w.reread(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq, in: in}); err != nil || len(offers) != 1 {
+		t.Fatalf("%d offers, %v, want one", len(offers), err)
+	}
+	over, _ := failed(working(cur.ev, holder{"a", "main", 1}, now0), failure{code: subjects.CodeAgentError}, settings{}, now0)
+	seq := anotherStores(t, b, cur, over)
+	w.with(func(c *core, _ time.Time) { c.forget(c.x.find("t")) }) // it has to ask
+	if err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq, in: in}); err != nil || len(offers) != 1 {
+		t.Errorf("%d offers, %v: it is offered to the agent that failed it for good", len(offers), err)
+	}
+
+	cur, err = w.reread(t.Context(), "t")
+	if err != nil || cur.lastSeq != seq {
+		t.Fatalf("record %d, %v, want %d", cur.lastSeq, err, seq)
+	}
+	spent := next(cur.ev, fleet.KindSpent, fleet.StateQueued, now0)
+	spent.Facts.TokenBudget, spent.Facts.TokensSpent = 8, 14
+	seq = anotherStores(t, b, cur, spent)
+	if _, err := w.reread(t.Context(), "t"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.shake(t.Context(), offer{task: "t", seq: seq, in: in}); err != nil || len(offers) != 1 {
+		t.Errorf("%d offers, %v: it is offered though its budget is spent", len(offers), err)
+	}
+	if end, err := w.reread(t.Context(), "t"); err != nil || end.ev.Reason == nil || end.ev.Reason.Code != subjects.CodeBudgetExhausted {
+		t.Errorf("it is %s (%+v), %v; want budget_exhausted", end.ev.State, end.ev.Reason, err)
 	}
 }
 
