@@ -109,12 +109,12 @@ func (a *authenticator) known(token string) (id subjects.AgentID, ok bool) {
 func (a *authenticator) discovered(ctx context.Context) (*oidc.IDTokenVerifier, error) {
 	return a.verifier.get(forever, func() (*oidc.IDTokenVerifier, error) {
 		// The provider keeps the context for later key look-ups.
-		ctx := oidc.ClientContext(context.WithoutCancel(ctx), a.provider)
-		provider, err := oidc.NewProvider(ctx, a.cfg.Issuer)
+		kept := oidc.ClientContext(context.WithoutCancel(ctx), a.provider)
+		provider, err := oidc.NewProvider(kept, a.cfg.Issuer)
 		if err != nil {
 			return nil, err
 		}
-		return provider.VerifierContext(ctx, &oidc.Config{ClientID: a.cfg.Audience}), nil
+		return provider.VerifierContext(kept, &oidc.Config{ClientID: a.cfg.Audience}), nil
 	})
 }
 
