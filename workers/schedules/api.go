@@ -74,8 +74,11 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, data []byte)
 		return nil, err
 	}
 	k := keyOf(from, d.Name)
-	if was, _, lerr := w.last(ctx, from, schedule.Ref{Name: d.Name}); lerr == nil {
+	switch was, _, lerr := w.last(ctx, from, schedule.Ref{Name: d.Name}); {
+	case lerr == nil:
 		return repeated(was, d)
+	case subjects.CodeOf(lerr) != subjects.CodeNotFound: // nobody knows whether it is a repeat
+		return nil, lerr
 	}
 	if r.Next = due(c, now); r.Next == nil {
 		return nil, subjects.Errorf(subjects.CodeDeadlineExceeded, "the time %s has passed", d.At.UTC().Format(time.RFC3339)).At("/at").
