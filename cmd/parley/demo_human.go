@@ -145,7 +145,9 @@ func (d *demo) asks(ctx context.Context) error {
 		list, err := d.list(ctx)
 		busy := 0
 		for i := range list {
-			busy += list[i].Active
+			if list[i].Live { // what the dead one held it does not tell any more
+				busy += list[i].Active
+			}
 		}
 		return busy == 0, err
 	}); err != nil {
