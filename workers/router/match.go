@@ -8,6 +8,7 @@ import (
 	"time"
 	"weak"
 
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -260,7 +261,7 @@ func (f *Fleet) refresh(in *Instance) {
 		return
 	}
 	p, used := in.place, in.Used()
-	in.Live = in.heard && !in.gone && !in.lapsed
+	in.Live = in.heard && !in.gone && (!in.lapsed || plant.Bug("ghost_offered"))
 	in.Draining = in.drainsItself() || in.owner.drained
 	if in.Live != in.live {
 		in.live = in.Live

@@ -3,7 +3,6 @@ package router
 import (
 	"time"
 
-	"parley/bus/plant"
 	"parley/subjects/fleet"
 )
 
@@ -123,7 +122,7 @@ func (f *Fleet) expire(in *Instance) {
 		in.gone = false
 		f.generation++
 	}
-	if !in.lapsed && !in.leaseEnds().After(f.now) && !plant.Bug("ghost_offered") {
+	if !in.lapsed && !in.leaseEnds().After(f.now) {
 		f.lapse(in)
 	}
 	f.refresh(in)
