@@ -238,12 +238,28 @@ func NewCluster(tb testing.TB, n int, options ...Option) *Server {
 func baseOptions(tb testing.TB, name string, options []Option) *server.Options {
 	o := &server.Options{
 		ServerName: name, Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true,
-		JetStream: true, StoreDir: tb.TempDir(), JetStreamMaxStore: 64 << 30, MaxPayload: 4 << 20,
+		JetStream: true, StoreDir: storeDir(tb), JetStreamMaxStore: 64 << 30, MaxPayload: 4 << 20,
 	}
 	for _, option := range options {
 		option(o)
 	}
 	return o
+}
+
+// storeDir is a temporary directory that is removed once the server is closed. A
+// server that has shut down may still be removing what it staged of a batch.
+func storeDir(tb testing.TB) string {
+	tb.Helper()
+	dir := tb.TempDir()
+	tb.Cleanup(func() {
+		for range 100 {
+			if os.RemoveAll(dir) == nil {
+				return
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+	})
+	return dir
 }
 
 func (s *Server) start(tb testing.TB) {
