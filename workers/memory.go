@@ -23,14 +23,6 @@ const (
 func TuneMemory(ctx context.Context) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(leastHeap))
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
-	samples := []metrics.Sample{
-		{Name: "/gc/heap/live:bytes"},
-		{Name: "/gc/scan/total:bytes"},
-		{Name: "/memory/classes/total:bytes"},
-		{Name: "/memory/classes/heap/released:bytes"},
-		{Name: "/memory/classes/heap/free:bytes"},
-		{Name: "/memory/classes/heap/objects:bytes"},
-	}
 	collected := make(chan struct{}, 1)
 	for {
 		runtime.AddCleanup(new(canary), func(c chan<- struct{}) { c <- struct{}{} }, collected)
@@ -38,11 +30,24 @@ func TuneMemory(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-collected:
-			metrics.Read(samples)
-			of := func(i int) int64 { return int64(samples[i].Value.Uint64()) }
-			debug.SetMemoryLimit(memoryLimit(of(0), of(1), of(2)-of(3)-of(4)-of(5)))
+			debug.SetMemoryLimit(memoryLimit(measure()))
 		}
 	}
+}
+
+// measure returns what memoryLimit asks for.
+func measure() (live, scanned, beside int64) {
+	s := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"},
+		{Name: "/gc/scan/total:bytes"},
+		{Name: "/memory/classes/total:bytes"}, // without what follows it is what is beside
+		{Name: "/memory/classes/heap/released:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"},
+	}
+	metrics.Read(s)
+	of := func(i int) int64 { return int64(s[i].Value.Uint64()) }
+	return of(0), of(1), of(2) - of(3) - of(4) - of(5)
 }
 
 // canary is what the next collection takes; it is large enough to be allocated

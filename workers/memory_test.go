@@ -1,6 +1,9 @@
 package workers
 
-import "testing"
+import (
+	"sync"
+	"testing"
+)
 
 func TestMemoryLimitFollowsWhatIsLive(t *testing.T) {
 	t.Parallel()
@@ -18,4 +21,35 @@ func TestMemoryLimitFollowsWhatIsLive(t *testing.T) {
 			t.Errorf("memoryLimit(%d, %d, %d) = %d, want %d", tt.live, tt.scanned, tt.beside, got, tt.want)
 		}
 	}
+}
+
+// TestStacksAreCounted: what goroutines hold leaves the heap as much room as it
+// had without them.
+func TestStacksAreCounted(t *testing.T) {
+	const goroutines, depth = 64, 1 << 10 // of a KiB each
+	_, _, before := measure()
+	var deep, over sync.WaitGroup
+	release := make(chan struct{})
+	for range goroutines {
+		deep.Add(1)
+		over.Go(func() { descend(depth, func() { deep.Done(); <-release }) })
+	}
+	deep.Wait()
+	_, _, beside := measure()
+	close(release)
+	over.Wait()
+	if grown := beside - before; grown < goroutines*depth<<10 {
+		t.Errorf("%d bytes more beside the heap, for %d of stacks", grown, goroutines*depth<<10)
+	}
+}
+
+// descend calls bottom with n KiB of stack in use.
+func descend(n int, bottom func()) byte {
+	var frame [1 << 10]byte
+	if n == 0 {
+		bottom()
+		return 0
+	}
+	frame[n%len(frame)] = descend(n-1, bottom)
+	return frame[0]
 }

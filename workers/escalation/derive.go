@@ -37,7 +37,7 @@ func (w *Worker) derive(ctx context.Context) error {
 	}
 	low := &lowWater{done: start, open: make(map[uint64]bool)}
 	slots := make(chan struct{}, deriving)
-	turns := turns{last: make(map[subjects.TaskID]chan struct{})}
+	order := turns{last: make(map[subjects.TaskID]chan struct{})}
 	var hands sync.WaitGroup
 	defer hands.Wait()
 	hands.Go(func() { w.keepCursor(ctx, low) })
@@ -65,7 +65,7 @@ func (w *Worker) derive(ctx context.Context) error {
 			case <-ctx.Done():
 				return
 			}
-			before, over := turns.take(task)
+			before, over := order.take(task)
 			hands.Go(func() {
 				defer func() { <-slots }()
 				defer over()

@@ -107,7 +107,7 @@ func (a *authenticator) known(token string) (id subjects.AgentID, ok bool) {
 // discovered is the issuer's verifier. Its keys are found through its discovery
 // document, at the first token that needs them.
 func (a *authenticator) discovered(ctx context.Context) (*oidc.IDTokenVerifier, error) {
-	return a.verifier.get(forever, func() (*oidc.IDTokenVerifier, error) {
+	return a.verifier.get(time.Now(), forever, func() (*oidc.IDTokenVerifier, error) {
 		// The provider keeps the context for later key look-ups.
 		kept := oidc.ClientContext(context.WithoutCancel(ctx), a.provider)
 		provider, err := oidc.NewProvider(kept, a.cfg.Issuer)

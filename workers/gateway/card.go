@@ -38,7 +38,7 @@ const listAge = time.Second
 
 // agents lists the fleet's instances, in the order of their ids.
 func (w *Worker) agents(ctx context.Context) ([]fleet.AgentView, error) {
-	return w.listing.get(listAge, func() ([]fleet.AgentView, error) {
+	return w.listing.get(time.Now(), listAge, func() ([]fleet.AgentView, error) {
 		reply, err := ask[fleet.AgentListReply](context.WithoutCancel(ctx), w, anonymous, "agent", "list", fleet.AgentList{})
 		return reply.Agents, err
 	})

@@ -19,13 +19,9 @@ type shared[T any] struct {
 	at    time.Time // when it came; zero: never
 }
 
-// get returns the answer, which may be as old as age, unless it is an error.
-func (s *shared[T]) get(age time.Duration, ask func() (T, error)) (T, error) {
-	return s.shareSince(time.Now(), age, ask)
-}
-
-// shareSince is get for a caller who came then.
-func (s *shared[T]) shareSince(came time.Time, age time.Duration, ask func() (T, error)) (T, error) {
+// get returns the answer to a caller who came then. It may be as old as age,
+// unless it is an error.
+func (s *shared[T]) get(came time.Time, age time.Duration, ask func() (T, error)) (T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.at.After(came) || !s.at.IsZero() && s.err == nil && came.Sub(s.at) < age {

@@ -22,14 +22,14 @@ func TestShared(t *testing.T) {
 	}
 	failed := make(chan error, 100)
 	go func() {
-		_, err := s.get(time.Second, silent)
+		_, err := s.get(time.Now(), time.Second, silent)
 		failed <- err
 	}()
 	<-waits
 	came := time.Now()
 	for range cap(failed) - 1 {
 		go func() {
-			_, err := s.shareSince(came, time.Second, silent)
+			_, err := s.get(came, time.Second, silent)
 			failed <- err
 		}()
 	}
@@ -47,7 +47,7 @@ func TestShared(t *testing.T) {
 		if i == 2 {
 			age = 0
 		}
-		got, err := s.get(age, func() (int, error) { return want, nil })
+		got, err := s.get(time.Now(), age, func() (int, error) { return want, nil })
 		if got != want || err != nil {
 			t.Errorf("get = %d, %v, want %d", got, err, want)
 		}

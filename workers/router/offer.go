@@ -38,8 +38,11 @@ func (w *Worker) shake(ctx context.Context, o offer) error {
 	if err != nil {
 		return fmt.Errorf("read the task: %w", err)
 	}
-	if cur.lastSeq != o.seq { // who may have it now is chosen anew
+	switch {
+	case cur.lastSeq > o.seq: // who may have it now is chosen anew
 		return nil
+	case cur.lastSeq < o.seq: // the leader has yet to learn of it
+		return fmt.Errorf("record %d is the last that the stream has; the agent was chosen by %d", cur.lastSeq, o.seq)
 	}
 	if now := w.now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") {
 		return nil

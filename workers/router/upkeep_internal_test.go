@@ -310,6 +310,9 @@ func TestARouterThatIsBehindOffersNothing(t *testing.T) {
 	if err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq, in: in}); err != nil || len(offers) != 1 {
 		t.Fatalf("%d offers, %v, want one", len(offers), err)
 	}
+	if err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq + 1, in: in}); err == nil || len(offers) != 1 {
+		t.Errorf("%d offers, %v: it is offered, or chosen for again at once, while the leader is behind", len(offers), err)
+	}
 	over, _ := failed(working(cur.ev, holder{"a", "main", 1}, now0), failure{code: subjects.CodeAgentError}, settings{}, now0)
 	seq := anotherStores(t, b, cur, over)
 	w.with(func(c *core, _ time.Time) { c.forget(c.x.find("t")) }) // it has to ask

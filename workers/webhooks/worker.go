@@ -52,9 +52,9 @@ const (
 	DefaultProbeEvery  = time.Minute
 )
 
-// GuestsOf is how many of concurrency exchanges may be with receivers that
+// guestsOf is how many of concurrency exchanges may be with receivers that
 // subscribers have named.
-func GuestsOf(concurrency int) int { return max(concurrency*3/4, 1) }
+func guestsOf(concurrency int) int { return max(concurrency*3/4, 1) }
 
 // How long ended deliveries are known.
 const (
@@ -199,7 +199,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.figures.start(w.now())
 	w.mu.Lock()
 	w.index = newIndex(func(name string) bool { return w.lookup(name) != nil }, limits{
-		perEndpoint: w.cfg.PerEndpoint, guests: GuestsOf(w.cfg.Concurrency), openAfter: w.cfg.OpenAfter, probeEvery: w.cfg.ProbeEvery,
+		perEndpoint: w.cfg.PerEndpoint, guests: guestsOf(w.cfg.Concurrency), openAfter: w.cfg.OpenAfter, probeEvery: w.cfg.ProbeEvery,
 	})
 	w.mu.Unlock()
 	records, closeRecords := w.cfg.Bus.Records(subjects.StreamWebhooks, bus.CommitDirect)
