@@ -203,7 +203,8 @@ func waiting(ctx context.Context, o options, p *page) error {
 	return compare(ctx, o, p, .9, free, one, many)
 }
 
-// crowd is what many agents and tasks that wait cost the others.
+// crowd is what many agents and tasks that wait cost the others. The agents have
+// a process of their own: their stacks are not the router's to collect.
 func crowd(ctx context.Context, o options, p *page) error {
 	agents, tasks := 10_000, o.queued
 	if o.quick {
@@ -211,11 +212,11 @@ func crowd(ctx context.Context, o options, p *page) error {
 	}
 	p.section(fmt.Sprintf("%s agents, and %s tasks that nobody can do, on %s", thousands(float64(agents)), thousands(float64(tasks)), r1Lazy))
 	few := &series{name: "10 agents, nothing waits", spec: o.spec(roleFleet, r1Lazy)}
-	few.spec.Agents = 10
+	few.spec.Agents, few.spec.Apart = 10, true
 	many := &series{name: thousands(float64(agents)) + " agents, nothing waits", spec: o.spec(roleFleet, r1Lazy)}
-	many.spec.Agents = agents
+	many.spec.Agents, many.spec.Apart = agents, true
 	full := &series{name: thousands(float64(agents)) + " agents, " + thousands(float64(tasks)) + " tasks wait", spec: o.spec(roleFleet, r1Lazy)}
-	full.spec.Agents, full.spec.Waiting = agents, tasks
+	full.spec.Agents, full.spec.Apart, full.spec.Waiting = agents, true, tasks
 	return compare(ctx, o, p, .8, few, many, full)
 }
 
