@@ -127,6 +127,7 @@ type Worker struct {
 	wg        sync.WaitGroup
 	work      context.Context //nolint:containedctx // what is in hand outlives the request and ends with Run
 	writeID   atomic.Uint64
+	waiting   atomic.Int64 // calls of task wait
 	pool      *pool.Pool
 	waits     atomic.Pointer[wait]
 
