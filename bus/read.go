@@ -153,6 +153,14 @@ func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
 	return wrap("purge "+subject, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]string{"filter": subject}, &resp, &resp.Error))
 }
 
+// PurgeUpTo deletes the messages of subject whose sequence is at most seq.
+func (b *Bus) PurgeUpTo(ctx context.Context, stream, subject string, seq uint64) error {
+	var resp struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	return wrap("purge "+subject, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]any{"filter": subject, "seq": seq + 1}, &resp, &resp.Error))
+}
+
 // PurgeBefore deletes every message of stream whose sequence is less than seq.
 func (b *Bus) PurgeBefore(ctx context.Context, stream string, seq uint64) error {
 	var resp struct {

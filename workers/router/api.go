@@ -53,6 +53,9 @@ func (w *Worker) service() bus.Service {
 			Name: e.noun + "-" + e.verb, Subject: pattern,
 			Metadata: map[string]string{"description": e.does},
 			Handle: func(ctx context.Context, m bus.Msg) ([]byte, error) {
+				if e.verb != "wait" { // which has its own
+					ctx = w.patience()
+				}
 				vars, ok := subjects.Tokens(pattern, m.Subject)
 				if !ok {
 					return nil, subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, pattern)
