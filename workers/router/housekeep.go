@@ -37,6 +37,11 @@ func (w *Worker) housekeep(ctx context.Context) {
 			return
 		case <-disk.C:
 			w.lookAtDisk(ctx)
+			if w.owns("inbox") {
+				if err := w.bus.DropDone(ctx, subjects.StreamInbox, inboxDurable); err != nil && ctx.Err() == nil {
+					w.log.Warn("clear up the inbox", slog.Any("error", err))
+				}
+			}
 		case <-save.C:
 			began := time.Now()
 			saved = w.saveIfNew(ctx, saved, true)
