@@ -32,6 +32,7 @@ type load struct {
 	hard context.Context //nolint:containedctx // gives up what was begun when it ends
 	wg   sync.WaitGroup
 
+	known things
 	since time.Time
 	begun atomic.Int64 // tasks
 }
@@ -51,6 +52,8 @@ func (l *load) start() {
 	for i := range 3 {
 		l.wg.Go(func() { l.sessions(client("team", i), l.rng(5, i)) })
 	}
+	l.wg.Go(func() { l.vaults(client("vault", 0), l.rng(8, 0)) })
+	l.wg.Go(func() { l.pries(client("curious", 0), l.rng(9, 0)) })
 	for i := range 4 {
 		l.wg.Go(func() { l.letters(client("pen", i), l.rng(6, i)) })
 	}
@@ -134,6 +137,7 @@ type taskHead struct {
 	Key          string   `json:"idempotency_key,omitempty"`
 	Priority     string   `json:"priority,omitempty"`
 	Timeout      float64  `json:"timeout_seconds,omitzero"`
+	Session      string   `json:"session_id,omitempty"`
 	Agent        string   `json:"agent,omitempty"`
 	Alternatives []string `json:"alternatives,omitempty"`
 	Escalate     string   `json:"escalate,omitempty"`
@@ -247,6 +251,7 @@ func (l *load) dispatch(who string, t task, note line, raw bool) string {
 	end := l.journal.begin(note)
 	var err error
 	var reply rig.View
+	t = marked(t)
 	if raw && t.Task.ID != "" {
 		var data []byte
 		if data, err = json.Marshal(t); err == nil {
@@ -262,6 +267,7 @@ func (l *load) dispatch(who string, t task, note line, raw bool) string {
 		return ""
 	}
 	l.begun.Add(1)
+	l.known.add("task", reply.TaskID)
 	return reply.TaskID
 }
 

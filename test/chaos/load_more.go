@@ -52,6 +52,7 @@ func (l *load) runs(who string, rng *rand.Rand) {
 		what, code := told(err)
 		end(what, line{State: reply.State, Code: code})
 		if err == nil {
+			l.known.add("run", id)
 			follow.Go(func() { l.follow(who, id) })
 		}
 	})
@@ -105,6 +106,7 @@ func (l *load) sessions(who string, rng *rand.Rand) {
 		if err != nil {
 			return
 		}
+		l.known.add("session", id)
 		life, over := context.WithTimeout(l.stop, time.Duration(8+rng.IntN(8))*time.Second)
 		var wg sync.WaitGroup
 		for i := range 3 {
