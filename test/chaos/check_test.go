@@ -132,6 +132,9 @@ func TestCheckerFinds(t *testing.T) {
 		{"a word of another session", "16 secrets", func(f *findings) { f.notes[0][1].Words = append(f.notes[0][1].Words, "canary-w") }},
 		{"a list of what is another's", "16 secrets", func(f *findings) { f.ops[len(f.ops)-1].end.Body = []byte(`{"tasks":[{"task_id":"t"}]}`) }},
 		{"a refusal that tells", "16 secrets", func(f *findings) { f.ops[len(f.ops)-2].end.Code = "forbidden" }},
+		{"a run that ends before its time is over", `is "expired"`, func(f *findings) {
+			f.dumps["FLEET_RUNS"][0].Data, f.dumps["FLEET_RUNS"][0].Time = []byte(`{"state":"expired"}`), morning.Add(time.Minute)
+		}},
 		{"a time missed", "was missed, and nothing explains", func(f *findings) { delete(f.records, clockID(f)) }},
 		{"begun too early", "was begun", func(f *findings) { f.records[clockID(f)][0].Stored = morning }},
 		{"a time of nobody", "no time of a schedule is this task", func(f *findings) {

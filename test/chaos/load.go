@@ -76,13 +76,14 @@ func (l *load) every(d time.Duration, f func(n int)) {
 	}
 }
 
-// ask asks the API until it is answered with something final.
+// ask asks the API until it is answered with something final. That it is too late
+// now says nothing of an earlier try that nobody answered.
 func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any) error {
 	data, err := json.Marshal(req)
 	if err != nil {
 		return err
 	}
-	for {
+	for tries := 0; ; tries++ {
 		try, cancel := context.WithTimeout(ctx, 5*time.Second)
 		m, err := l.nc.RequestWithContext(try, "fleet.api."+from+"."+noun+"."+verb, data)
 		cancel()
@@ -100,6 +101,8 @@ func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any)
 					return nil
 				}
 				return json.Unmarshal(m.Data, reply)
+			case r.Code == "deadline_exceeded" && tries > 0:
+				return fmt.Errorf("%s %s, after a try that nobody answered: %s", noun, verb, r.Code)
 			case r.Code != "unavailable" && r.Code != "rate_limited":
 				return r
 			default:

@@ -28,6 +28,9 @@ type planNode struct {
 	OnFailure    string   `json:"on_failure"`
 }
 
+// runTimeout is how long a run may take, whatever is done to the fleet.
+const runTimeout = 10 * time.Minute
+
 // runs starts runs of four nodes, two of them side by side, and reads what
 // came of each twice.
 func (l *load) runs(who string, rng *rand.Rand) {
@@ -35,7 +38,7 @@ func (l *load) runs(who string, rng *rand.Rand) {
 	defer follow.Wait()
 	l.every(1500*time.Millisecond, func(n int) {
 		id := fmt.Sprintf("%s-%d", who, n)
-		def := map[string]any{"task_id": id, "timeout": 600, "description": id}
+		def := map[string]any{"task_id": id, "timeout": runTimeout.Seconds(), "description": id}
 		nodes := []planNode{{ID: "a"}, {ID: "b", Dependencies: []string{"a"}}, {ID: "c", Dependencies: []string{"a"}}, {ID: "d", Dependencies: []string{"b", "c"}}}
 		for i := range nodes {
 			nodes[i].MaxRetries, nodes[i].OnFailure, nodes[i].Brief = 5, "continue", rig.Play(rig.Step{Do: rig.DoDone, MS: rng.IntN(200)})

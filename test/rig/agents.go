@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	exact "github.com/go-json-experiment/json"
+
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -219,7 +221,7 @@ func (s spy) Subscribe(subject, queue string, fn func(bus.Msg)) (*bus.Subscripti
 				Code string `json:"code"`
 			} `json:"reason"`
 		}
-		_ = json.Unmarshal(m.Data, &about) // the harness refuses what is no JSON
+		_ = exact.Unmarshal(m.Data, &about) // the harness refuses what is no JSON
 		if strings.HasPrefix(subject, "fleet.offer.") {
 			s.p.note(Entry{What: WasOffered, Task: about.Task.ID, Attempt: about.Attempt, Words: wordsIn(m.Data)})
 		} else {
