@@ -94,7 +94,7 @@ func (w *Worker) visible(ctx context.Context, from subjects.AgentID, task subjec
 	if err != nil {
 		return nil, err
 	}
-	if v.ev.Facts.From != from && !w.operator(from) {
+	if v.ev.Facts.From != from && !w.operator(from) && !plant.Bug("stranger_sees") {
 		return nil, errNoTask
 	}
 	return v, nil
