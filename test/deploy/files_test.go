@@ -77,14 +77,15 @@ func TestUnitsAreInstalled(t *testing.T) {
 	}
 	here := regexp.MustCompile(`(?m)^#   ((?:mkdir|cp|ln|install) .*)$`)
 	for _, unit := range []string{"nats", "parley"} {
-		script := "set -eu\numask 022\n"
+		var script strings.Builder
+		script.WriteString("set -eu\numask 022\n")
 		for _, m := range here.FindAllStringSubmatch(read(t, "../../deploy/systemd/"+unit+".service"), -1) {
-			script += strings.ReplaceAll(m[1], " /etc/", " "+root+"/etc/") + "\n"
+			script.WriteString(strings.ReplaceAll(m[1], " /etc/", " "+root+"/etc/") + "\n")
 		}
-		cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", script.String())
 		cmd.Dir = from
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s\n%s", unit, err, script, out)
+			t.Fatalf("%s: %v\n%s\n%s", unit, err, script.String(), out)
 		}
 		if got := read(t, filepath.Join(root, "etc", "systemd", "system", unit+".service")); got != read(t, "../../deploy/systemd/"+unit+".service") {
 			t.Errorf("systemd has another %s.service", unit)
