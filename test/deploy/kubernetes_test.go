@@ -2,10 +2,13 @@ package deploy_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,10 +21,16 @@ import (
 // natsValues is what deploy/helm/nats-values.yaml says to the official NATS
 // chart.
 type natsValues struct {
+	TLSCA struct {
+		Enabled    bool
+		SecretName string `yaml:"secretName"`
+	} `yaml:"tlsCA"`
 	Config struct {
+		NATS    struct{ TLS secured }
 		Cluster struct {
 			Enabled  bool
 			Replicas int
+			TLS      secured
 		}
 		JetStream struct {
 			Enabled   bool
@@ -37,6 +46,24 @@ type natsValues struct {
 		Patch []patch
 	}
 	PodTemplate struct{ Patch []patch } `yaml:"podTemplate"`
+}
+
+// secured is how a port speaks TLS.
+type secured struct {
+	Enabled    bool
+	SecretName string `yaml:"secretName"`
+	Merge      map[string]any
+}
+
+// block is what the chart writes for it, where the files are in dir.
+func (s secured) block(t *testing.T, dir string) map[string]any {
+	t.Helper()
+	if !s.Enabled || s.SecretName == "" {
+		t.Fatalf("a port speaks without TLS: %+v", s)
+	}
+	all := map[string]any{"cert_file": filepath.Join(dir, "server.crt"), "key_file": filepath.Join(dir, "server.key"), "ca_file": filepath.Join(dir, "ca.crt")}
+	maps.Copy(all, s.Merge)
+	return all
 }
 
 type patch struct {
@@ -57,8 +84,9 @@ var (
 	include = regexp.MustCompile(`"\$include":\s*"([^"]*)",?`)
 )
 
-// TestKubernetesNATS lays a server's files out as the values of the official
-// NATS chart have them mounted, and starts it: the same people are let in.
+// TestKubernetesNATS lays the files of three servers out as the values of the
+// official NATS chart have them mounted, and starts them: the same people are let
+// in, over TLS, and nobody is a server who has no certificate.
 func TestKubernetesNATS(t *testing.T) {
 	var v natsValues
 	if err := yaml.Unmarshal([]byte(read(t, "../../deploy/helm/nats-values.yaml")), &v); err != nil {
@@ -75,12 +103,45 @@ func TestKubernetesNATS(t *testing.T) {
 			t.Errorf("%s is given: %t, asked for: %t", name, given, asked)
 		}
 	}
-	root := t.TempDir()
-	mount(t, root, &v)
-	jetstream := v.Config.JetStream.Merge
-	jetstream["store_dir"], jetstream["max_file_store"] = filepath.Join(root, "data"), "<< 20Gi >>"
-	conf := v.Config.Merge
-	conf["server_name"], conf["host"], conf["port"], conf["jetstream"] = "nats-0", "127.0.0.1", -1, jetstream
+	if !v.TLSCA.Enabled || v.TLSCA.SecretName == "" {
+		t.Errorf("nobody says whose certificates count: %+v", v.TLSCA)
+	}
+	files := filepath.Dir(s.CA)
+	addresses := []string{deploy.FreeAddress(t), deploy.FreeAddress(t), deploy.FreeAddress(t)}
+	routes := []string{"tls://" + addresses[0], "tls://" + addresses[1], "tls://" + addresses[2]}
+	slices.Sort(routes)
+	var all []*server.Server
+	for i, address := range addresses {
+		root := t.TempDir()
+		mount(t, root, &v)
+		jetstream, conf := maps.Clone(v.Config.JetStream.Merge), maps.Clone(v.Config.Merge)
+		jetstream["store_dir"], jetstream["max_file_store"] = filepath.Join(root, "data"), "<< 20Gi >>"
+		conf["server_name"], conf["host"], conf["port"], conf["jetstream"] = fmt.Sprint("nats-", i), "127.0.0.1", -1, jetstream
+		conf["tls"] = v.Config.NATS.TLS.block(t, files)
+		conf["cluster"] = map[string]any{"name": "nats", "listen": address, "no_advertise": true, "routes": routes, "tls": v.Config.Cluster.TLS.block(t, files)}
+		opts, err := server.ProcessConfigFile(formatted(t, root, conf))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, begin(t, "kubernetes", opts))
+	}
+	for _, ns := range all {
+		reached(t, "kubernetes", ns)
+		safe(t, ns)
+		guarded(t, s, ns)
+	}
+	s.At("kubernetes", all[0].ClientURL())
+	stream(t, connect(t, s, "kubernetes", deploy.Worker), 3)
+	identities(t, s, "kubernetes")
+	if !speaksTLS(t, strings.TrimPrefix(s.URL("kubernetes"), "nats://")) {
+		t.Error("a server takes clients without TLS")
+	}
+}
+
+// formatted writes a configuration below root as the chart writes it, and is its
+// path.
+func formatted(t *testing.T, root string, conf map[string]any) string {
+	t.Helper()
 	text, err := json.MarshalIndent(conf, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -94,15 +155,7 @@ func TestKubernetesNATS(t *testing.T) {
 	if err := os.WriteFile(file, []byte(plain), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	opts, err := server.ProcessConfigFile(file)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, plain)
-	}
-	ns := serve(t, "kubernetes", opts)
-	safe(t, ns)
-	s.At("kubernetes", ns.ClientURL())
-	stream(t, connect(t, s, "kubernetes", deploy.Worker), 1)
-	identities(t, s, "kubernetes")
+	return file
 }
 
 // mount writes below root what the pod sees of the config map that the values'
