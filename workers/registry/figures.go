@@ -31,6 +31,9 @@ func (v *view) figures(now time.Time) fleet.AgentFigures {
 	agents := make(map[fleet.AgentCount]int)
 	servers := make(map[fleet.MCPCount]int)
 	for k, in := range v.instances {
+		if gone(in, now) {
+			continue
+		}
 		state := v.stateOf(k, in, now)
 		agents[fleet.AgentCount{State: state, Tier: cmp.Or(in.announce.Worker.ModelTier, "none")}]++
 		if state == fleet.AgentMissing {
