@@ -33,6 +33,7 @@ func TestARefusedDispatchKeepsItsKey(t *testing.T) {
 		{"too long", fmt.Sprintf(`{"task":{"idempotency_key":"too long"},"brief":%q}`, strings.Repeat("x", fleet.MaxMessage-100)), subjects.CodePayloadTooLarge},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			_, err := call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(tt.bad))
 			if subjects.CodeOf(err) != tt.want {
 				t.Fatalf("dispatch = %v, want %s", err, tt.want)
