@@ -160,6 +160,20 @@ func (f *Fleet) forgettable(in *Instance) bool {
 	return gone >= keepInstance || gone >= keepSuperseded && (in.Announce == nil || f.superseded(in))
 }
 
+// succeed forgets the instances of the same agent that nobody misses now that in
+// is known: a stream of announces has all that there were, oldest first.
+func (f *Fleet) succeed(in *Instance) {
+	var past []*Instance
+	for p := range in.owner.places.all() {
+		if o := f.at[p]; o != in && f.forgettable(o) {
+			past = append(past, o)
+		}
+	}
+	for _, o := range past {
+		f.forget(o)
+	}
+}
+
 // superseded reports whether another instance of the same agent, which was
 // heard since, can do all that in can.
 func (f *Fleet) superseded(in *Instance) bool {
