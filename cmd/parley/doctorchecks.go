@@ -294,17 +294,18 @@ func (a *app) access(ctx context.Context) finding {
 	if err == nil {
 		b.Close()
 	}
-	return uninvited(err, loopbackOnly(a.conf.Server))
+	return uninvited(err, a.conf.TLSCert != "", loopbackOnly(a.conf.Server))
 }
 
 // uninvited is what it means that somebody without credentials has tried to
-// connect, with what came of it. Only a refusal keeps anybody out.
-func uninvited(err error, local bool) finding {
+// connect, with what came of it, where we came in with a certificate or without.
+// Only a refusal keeps anybody out.
+func uninvited(err error, certified, local bool) finding {
 	const then = "parley auth init  makes accounts and credentials; docs/guide/security.md"
 	switch {
 	case errors.Is(err, bus.ErrDenied):
 		return finding{Check: "access", OK: true, Found: "the server takes nobody without credentials"}
-	case errors.Is(err, bus.ErrTLS): // with this authority we have come in, so ours is what it misses
+	case errors.Is(err, bus.ErrTLS) && certified:
 		return finding{Check: "access", OK: true, Found: "the server takes nobody without a certificate"}
 	case err != nil:
 		return finding{Check: "access", Found: "not known: whoever tries it without credentials is not refused, and does not come in: " + oneLine(err.Error()), Then: "repeat  parley doctor  once the servers answer at once"}

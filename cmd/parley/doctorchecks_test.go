@@ -63,11 +63,12 @@ func TestDoctorOfStorage(t *testing.T) {
 		{"an old server", serverFinding(bus.Server{Version: "2.11.0", LeastVersion: "2.15.1", APILevel: 4, LeastAPILevel: 4}, nil), "server", false, "at least 2.15.1"},
 		{"an old API", serverFinding(bus.Server{Version: "2.15.2", LeastVersion: "2.15.1", APILevel: 1, LeastAPILevel: 4}, nil), "server", false, "level 4 are needed"},
 		{"no JetStream", serverFinding(bus.Server{}, errors.New("no JetStream")), "server", false, "no JetStream"},
-		{"refused", uninvited(fmt.Errorf("connect: %w", bus.ErrDenied), false), "access", true, "nobody without credentials"},
-		{"refused by TLS", uninvited(fmt.Errorf("connect: %w", bus.ErrTLS), false), "access", true, "nobody without a certificate"},
-		{"not refused, but slow", uninvited(fmt.Errorf("connect: %w", bus.ErrTimeout), false), "access", false, "not known"},
-		{"let in", uninvited(nil, false), "access", false, "whoever reaches the server"},
-		{"let in on this machine", uninvited(nil, true), "access", true, "whoever is on this machine"},
+		{"refused", uninvited(fmt.Errorf("connect: %w", bus.ErrDenied), false, false), "access", true, "nobody without credentials"},
+		{"refused by TLS", uninvited(fmt.Errorf("connect: %w", bus.ErrTLS), true, false), "access", true, "nobody without a certificate"},
+		{"TLS that failed", uninvited(fmt.Errorf("connect: %w", bus.ErrTLS), false, false), "access", false, "not known"},
+		{"not refused, but slow", uninvited(fmt.Errorf("connect: %w", bus.ErrTimeout), false, false), "access", false, "not known"},
+		{"let in", uninvited(nil, false, false), "access", false, "whoever reaches the server"},
+		{"let in on this machine", uninvited(nil, false, true), "access", true, "whoever is on this machine"},
 		{"not allowed", serverFinding(bus.Server{}, fmt.Errorf("ask: %w", bus.ErrDenied)), "server", true, "may not look"},
 	} {
 		wants(t, map[string]finding{c.got.Check: c.got}, c.check, c.ok, c.found)

@@ -12,7 +12,7 @@ import (
 	"parley/subjects"
 	"parley/subjects/audit"
 	"parley/subjects/fleet"
-	"parley/subjects/run"
+	runwire "parley/subjects/run"
 	"parley/subjects/schedule"
 )
 
@@ -73,9 +73,9 @@ func (a *app) late(ctx context.Context, c *client, services []bus.ServiceInfo) f
 		}
 		tasks = append(tasks, l.value.Tasks...)
 	}
-	var runs []run.Record
+	var runs []runwire.Record
 	if serves(services, "runs") {
-		l, err := call[run.List](ctx, c, "run", "list", struct{}{})
+		l, err := call[runwire.List](ctx, c, "run", "list", struct{}{})
 		if err != nil {
 			return judge("overdue", err, "", "parley serve --workers runs")
 		}
@@ -83,7 +83,7 @@ func (a *app) late(ctx context.Context, c *client, services []bus.ServiceInfo) f
 			if r.State.Ended() || len(runs) == sampled {
 				continue
 			}
-			if got, err := call[run.Record](ctx, c, "run", "get", run.Ref{RunID: r.RunID}); err == nil { // it may be gone by now
+			if got, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: r.RunID}); err == nil { // it may be gone by now
 				runs = append(runs, got.value)
 			}
 		}
@@ -101,7 +101,7 @@ func (a *app) late(ctx context.Context, c *client, services []bus.ServiceInfo) f
 
 // past is whether anything is under way whose time is over: what has not ended
 // by its deadline, schedules that were not seen to when they were due.
-func past(tasks []fleet.TaskView, runs []run.Record, schedules []schedule.Record, now time.Time) finding {
+func past(tasks []fleet.TaskView, runs []runwire.Record, schedules []schedule.Record, now time.Time) finding {
 	var bad []string
 	note := func(what, name string, due time.Time) {
 		if by := now.Sub(due); by > overdue {

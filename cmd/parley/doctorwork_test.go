@@ -12,7 +12,7 @@ import (
 	"parley/subjects"
 	"parley/subjects/audit"
 	"parley/subjects/fleet"
-	"parley/subjects/run"
+	runwire "parley/subjects/run"
 	"parley/subjects/schedule"
 )
 
@@ -65,9 +65,9 @@ func TestDoctorOfWork(t *testing.T) {
 		{"a task at work", past(task(fleet.StateWorking, ago1(2*time.Minute)), nil, nil, noon), "overdue", false, "1 are past their time: working task t1, by 2m"},
 		{"a task that waits", past(task(fleet.StateQueued, ago1(2*time.Minute)), nil, nil, noon), "overdue", false, "queued task t1"},
 		{"one that has ended", past(task(fleet.StateDone, ago1(2*time.Minute)), nil, nil, noon), "overdue", true, "nothing"},
-		{"a run", past(nil, []run.Record{{RunID: "r1", State: run.Running, Deadline: ago1(time.Hour)}}, nil, noon), "overdue", false, "run r1, by 1h"},
-		{"a run that is paused", past(nil, []run.Record{{RunID: "r1", State: run.Paused, Deadline: ago1(time.Hour)}}, nil, noon), "overdue", false, "run r1, by 1h"},
-		{"a run that has ended", past(nil, []run.Record{{RunID: "r1", State: run.Failed, Deadline: ago1(time.Hour)}}, nil, noon), "overdue", true, "nothing"},
+		{"a run", past(nil, []runwire.Record{{RunID: "r1", State: runwire.Running, Deadline: ago1(time.Hour)}}, nil, noon), "overdue", false, "run r1, by 1h"},
+		{"a run that is paused", past(nil, []runwire.Record{{RunID: "r1", State: runwire.Paused, Deadline: ago1(time.Hour)}}, nil, noon), "overdue", false, "run r1, by 1h"},
+		{"a run that has ended", past(nil, []runwire.Record{{RunID: "r1", State: runwire.Failed, Deadline: ago1(time.Hour)}}, nil, noon), "overdue", true, "nothing"},
 		{"a schedule", past(nil, nil, []schedule.Record{{Definition: daily, State: schedule.Active, Next: next(ago1(time.Hour))}}, noon), "overdue", false, "schedule daily, by 1h"},
 		{"one to come", past(nil, nil, []schedule.Record{{Definition: daily, State: schedule.Active, Next: next(noon.Add(time.Hour))}}, noon), "overdue", true, "nothing"},
 		{"one without an end", past(nil, nil, []schedule.Record{{Definition: daily, State: schedule.Ended}}, noon), "overdue", true, "nothing"},
