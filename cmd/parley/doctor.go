@@ -30,9 +30,9 @@ func (a *app) doctorCommand() *cobra.Command {
 servers and workers, streams, their copies and consumers, disk and clocks,
 whether what was acknowledged survives a power cut, workers that are missing,
 work that nobody takes or that is past its time, whether the records of the
-latest tasks are sound and the audit's newest blocks unchanged, whether humans
-can be told, what waits for them, and what could not be delivered. What is wrong
-is
+latest tasks are sound and the newest blocks of the audit unchanged, whether
+humans can be told, what waits for them, and what could not be delivered. What
+is wrong is
 
   critical  what was acknowledged may be lost, or anybody may come in
   major     work stands still, or soon will

@@ -132,7 +132,7 @@ func copies(list []bus.StreamFigures) finding {
 	switch {
 	case few > 0:
 		return finding{
-			Check: "copies", Found: fmt.Sprintf("%d streams have fewer than %d, %s has %d, though the servers are a cluster: while one is away work stands still, and what was acknowledged is lost with its disk",
+			Check: "copies", Found: fmt.Sprintf("%d streams have fewer than %d copies, %s has %d, though the servers are a cluster: while one is away work stands still, and what was acknowledged is lost with its disk",
 				few, enough, least.Name, least.Replicas),
 			Then: "parley serve --provision create --replicas 3  copies what is there; PARLEY_REPLICAS=3 for every worker keeps it so",
 		}

@@ -39,7 +39,7 @@ func TestDoctorOfStorage(t *testing.T) {
 	}{
 		{"copies", copies([]bus.StreamFigures{well}), "copies", true, "3 of every record"},
 		{"one server", copies(change(func(s *bus.StreamFigures) { s.Replicas, s.Leader = 1, "" })), "copies", true, "1 of every record"},
-		{"one copy on a cluster", copies(change(func(s *bus.StreamFigures) { s.Name, s.Replicas, s.Cluster = "FLEET_RUNS", 1, "c" })), "copies", false, "1 streams have fewer than 3, FLEET_RUNS has 1"},
+		{"one copy on a cluster", copies(change(func(s *bus.StreamFigures) { s.Name, s.Replicas, s.Cluster = "FLEET_RUNS", 1, "c" })), "copies", false, "1 streams have fewer than 3 copies, FLEET_RUNS has 1"},
 		{"the command that makes more", copies(change(func(s *bus.StreamFigures) { s.Replicas, s.Cluster = 2, "c" })), "copies", false, "parley serve --provision create --replicas 3"},
 		{"replicas", replicas([]bus.StreamFigures{well}), "replicas", true, "up to date"},
 		{"a server away", replicas(change(func(s *bus.StreamFigures) { s.Behind = []string{"n3", "n2"} })), "replicas", false, "n2, n3"},
