@@ -87,6 +87,10 @@ func TLS(c tls.Certificate) Option {
 	}
 }
 
+// Certified makes a server that speaks TLS take nobody without a certificate,
+// whoever has signed it; it goes after TLS.
+func Certified(o *server.Options) { o.TLSConfig.ClientAuth = tls.RequireAnyClientCert }
+
 // APIError is one of the errors that a JetStream server knows.
 type APIError struct {
 	Code        int // such as 10059
