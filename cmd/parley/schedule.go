@@ -68,6 +68,10 @@ context.`,
 			}
 			return a.ask(func(ctx context.Context, c *client, _ []string) error {
 				r, err := call[schedule.View](ctx, c, "schedule", "create", d)
+				if subjects.CodeOf(err) == subjects.CodeIdempotencyConflict && fromNow(f.at) {
+					return explain(err).because("--at %s is another time at each call", f.at).
+						next("parley schedule get " + args[0] + "  shows the one that there is; to create it again, give --at its time")
+				}
 				if err != nil {
 					return err
 				}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"parley/bus/bustest"
 )
@@ -26,6 +27,10 @@ func TestScheduleFromCreateToRemove(t *testing.T) {
 	s.run(t, create("standup", "--cron", "0 9 * * 1-5", "--tz", "Europe/Berlin", "--description", "the day begins", "dispatch", brief)...).
 		check(t, 0, "standup\n", "it existed already")
 	s.run(t, create("sweep", "--every", "1h", "--overlap", "queue", "--missed", "skip", "--grace", "10s", "run", definition)...).check(t, 0, "sweep\n", "next: ")
+	s.run(t, create("once", "--at", "1h", "dispatch", brief)...).check(t, 0, "once\n", "next: ")
+	s.now = func() time.Time { return time.Now().Add(time.Minute) }
+	s.run(t, create("once", "--at", "1h", "dispatch", brief)...).check(t, 18, "", "where: --at 1h is another time at each call\n  next:  parley schedule get once ")
+	s.now = nil
 	s.run(t, create("ping", "--at", "1h", "mesh", "--to", "linda", "--action", "info", "Are you there?")...).check(t, 0, "ping\n", "next: ")
 
 	out := s.run(t, "schedule", "ls").stdout

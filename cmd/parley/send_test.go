@@ -49,10 +49,49 @@ func TestSendTerms(t *testing.T) {
 	s.run(t, "task", "send", "Review", "pull request 7",
 		"--id", "t1", "--key", "k1", "--priority", "high", "--type", "review", "--mcp", "github,search", "--cap", "review",
 		"--tier", "opus", "-l", "zone=eu", "-l", "gpu=no", "--clean-repo", "--agent", "claude", "--alt", "codex,hermes",
-		"--budget", "20000", "--deadline", "90m", "--timeout", "10m", "--max-retries", "0", "--on-blocked", "wait",
+		"--budget", "20000", "--deadline", "2026-11-22T13:30:00Z", "--timeout", "10m", "--max-retries", "0", "--on-blocked", "wait",
 		"--escalate", "never", "--reply", "json", "--schema", schema, "--run", "r1",
 		"--session", "a2a-20251122T120000Z-7f3a9c21").check(t, 0, "t1\n", "parley task watch t1")
 	golden(t, "dispatch-terms", indented(json.RawMessage(got()))+"\n")
+}
+
+// What is sent twice with the same id or key is the same, whatever the time is:
+// a deadline beside them is a time, and not one from now.
+func TestSendTwice(t *testing.T) {
+	t.Parallel()
+	s, got := inbox(t)
+	for _, flags := range [][]string{{"--id", "t1"}, {"--key", "k1"}} {
+		send := append([]string{"task", "send", "x"}, flags...)
+		s.now = func() time.Time { return noon }
+		s.run(t, append(send, "--deadline", "90m")...).check(t, exitUsage, "", "next:  give the time itself: --deadline 2026-11-22T13:30:00Z\n")
+		s.run(t, append(send, "--deadline", "2026-11-22T13:30:00Z")...).check(t, 0, "", "")
+		first := got()
+		s.now = func() time.Time { return noon.Add(time.Minute) }
+		s.run(t, append(send, "--deadline", "2026-11-22T13:30:00Z")...).check(t, 0, "", "")
+		if again := got(); again != first {
+			t.Errorf("%v: sent %s, and then %s", flags, first, again)
+		}
+	}
+	s.pipe(t, `{"brief": "x", "task": {"task_id": "t2"}}`, "task", "send", "--deadline", "90m").check(t, exitUsage, "", "--deadline 90m is another time")
+	s.run(t, "task", "send", "x", "--deadline", "90m").check(t, 0, "", "")
+}
+
+// Who is not answered is told how to send the same again, to the millisecond.
+func TestSendUnanswered(t *testing.T) {
+	t.Parallel()
+	over := make(chan struct{})
+	s, _ := fakeFleet(t, answers{"task.dispatch": func([]byte) (any, error) {
+		<-over
+		return nil, subjects.Errorf(subjects.CodeInternal, "it is over")
+	}})
+	t.Cleanup(func() { close(over) })
+	s.now = func() time.Time { return noon.Add(123 * time.Millisecond) }
+	s.settings = func(c *config) error { c.Timeout = span(2 * time.Second); return nil }
+	out := s.run(t, "task", "send", "x", "--deadline", "90m")
+	out.check(t, codeExit(subjects.CodeUnavailable), "", "it may have been accepted all the same")
+	if !regexp.MustCompile(`sending it again with --id [0-9a-f-]{36} --deadline 2026-11-22T13:30:00\.123Z is the same task\n$`).MatchString(out.stderr) {
+		t.Errorf("stderr is\n%s", out.stderr)
+	}
 }
 
 func TestSendSources(t *testing.T) {

@@ -48,7 +48,7 @@ func (t *terms) bind(fs *pflag.FlagSet) {
 	fs.Int64Var(&t.budget, "budget", 0, "tokens that it may cost")
 	fs.Int64Var(&t.sessionBudget, "session-budget", 0, "tokens that all tasks of the session may cost")
 	fs.Int64Var(&t.runBudget, "run-budget", 0, "tokens that all tasks of the run may cost")
-	fs.StringVar(&t.deadline, "deadline", "", "when it must have ended: 30m from now, or 2026-05-31T21:00:00Z")
+	fs.StringVar(&t.deadline, "deadline", "", "when it must have ended: 30m from now, or 2026-05-31T21:00:00Z; beside --id or --key a time alone")
 	fs.DurationVar(&t.timeout, "timeout", 0, "how long one attempt may take")
 	fs.IntVar(&t.retries, "max-retries", fleet.DefaultMaxRetries, "attempts with the same agent after the first")
 	fs.StringVar(&t.onBlocked, "on-blocked", "", "when nobody can do it: reroute, wait, fail or escalate")
@@ -123,6 +123,10 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 		if err != nil {
 			return err
 		}
+		if fromNow(t.deadline) && (d.Task.TaskID != "" || d.Task.IdempotencyKey != "") {
+			return usage("--deadline %s is another time at each call, so that a repeat with the same id or key would be another task", t.deadline).
+				next("give the time itself: --deadline " + at.Format(time.RFC3339))
+		}
 		d.Deadline = &at
 	}
 	if fs.Changed("schema") {
@@ -148,6 +152,13 @@ func moment(flag, s string, now time.Time) (time.Time, error) {
 		return at, usage("%s %q: expected a time from now such as 30m, or one such as 2026-05-31T21:00:00Z", flag, s)
 	}
 	return at.UTC(), nil
+}
+
+// fromNow reports whether a flag says a time from now, which is another one at
+// each call.
+func fromNow(s string) bool {
+	_, err := time.ParseDuration(s)
+	return err == nil
 }
 
 func (a *app) taskSend() *cobra.Command {
@@ -256,7 +267,11 @@ func (a *app) send(ctx context.Context, c *client, d *fleet.Dispatch, wait bool,
 	if p, ok := errors.AsType[*problem](err); ok && d.Task.TaskID != "" && errors.Is(err, bus.ErrTimeout) {
 		id := string(d.Task.TaskID)
 		p.where = "it may have been accepted all the same, as task " + id
-		return p.next("parley task get " + id + "  tells; sending it again with --id " + id + " is the same task")
+		again := "--id " + id
+		if d.Deadline != nil {
+			again += " --deadline " + d.Deadline.Format(time.RFC3339Nano)
+		}
+		return p.next("parley task get " + id + "  tells; sending it again with " + again + " is the same task")
 	}
 	if err != nil {
 		return err

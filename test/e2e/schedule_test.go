@@ -158,6 +158,34 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
+// A schedule wakes nobody without the context of its session: once that is gone
+// it begins nothing, and says why.
+func TestScheduleWithoutItsSession(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, "registry,sessions,router,schedules")
+	isa := &sleeper{done: map[string]int{}}
+	f.man(t, isa)
+	o, err := fleet.DecodeReply[handshake.Opened]([]byte(f.says(t, "session", "create", "-o", "json")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := string(o.Session.SessionID)
+	f.says(t, "schedule", "create", "wake", "--every", "1s", "dispatch",
+		writeFile(t, f.dir, "wake.json", `{"task":{"agent":"isa","session_id":"`+id+`"},"brief":"look again"}`))
+	until(t, "a context of its own tasks", func() bool { _, entries := isa.count(); return entries > 0 })
+	f.says(t, "session", "delete", id)
+	refused := func(times int) *schedule.View {
+		var v *schedule.View
+		until(t, "the refusals", func() bool { v = f.schedule(t, "wake"); return v.Refused >= times })
+		return v
+	}
+	first := refused(1)
+	last := refused(3)
+	if last.Begun != first.Begun || last.Last.Reason == nil || last.Last.Reason.Code != subjects.CodeNotFound || last.State != schedule.Active {
+		t.Errorf("after %d were begun it stands at %+v", first.Begun, last.Record)
+	}
+}
+
 // TestScheduleCrash has the schedules worker die at every one of its steps, and
 // another one take over: there is one task, and it is done.
 func TestScheduleCrash(t *testing.T) {

@@ -6,14 +6,19 @@ import (
 	"testing"
 
 	"parley/bus"
+	"parley/subjects"
 )
 
-// Whoever is told that the fleet is unavailable is told when to come again.
-func TestWhatIsUnavailableSaysWhenToRepeat(t *testing.T) {
+// Whoever is told to come again is told when.
+func TestUnavailableSaysWhen(t *testing.T) {
 	t.Parallel()
-	for _, err := range []error{bus.ErrNoResponders, bus.ErrTimeout, bus.ErrClosed, errDraining, context.Canceled, context.DeadlineExceeded} {
-		if f := asFault(fmt.Errorf("ask: %w", err)); f.kind != kindUnavailable || f.retry <= 0 {
-			t.Errorf("%v is %s, repeat after %s; want %s and a time", err, f.kind.reason, f.retry, kindUnavailable.reason)
+	for _, err := range []error{
+		bus.ErrNoResponders, bus.ErrTimeout, bus.ErrClosed, errDraining, context.Canceled, context.DeadlineExceeded,
+		subjects.Errorf(subjects.CodeRateLimited, "too many").RetryAfter(1),
+	} {
+		f := asFault(fmt.Errorf("ask: %w", err))
+		if f.kind != kindUnavailable && f.kind != kindRateLimited || f.retry <= 0 {
+			t.Errorf("%v is %s, to be repeated after %s", err, f.kind.reason, f.retry)
 		}
 	}
 }

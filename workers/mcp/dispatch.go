@@ -173,9 +173,6 @@ func dispatchMany(ctx context.Context, c *caller, in *manyIn, tell progress) (an
 		out.Results[i] = d
 		tell(ctx, out.Accepted, len(in.Tasks), "dispatched")
 	})
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	out.Next = "fleet_wait with all the task_ids"
 	if out.Refused > 0 {
 		out.Next = "correct what was refused and dispatch that again, nothing else; " + out.Next

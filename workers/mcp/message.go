@@ -63,6 +63,7 @@ func message(ctx context.Context, c *caller, in *messageIn, _ progress) (any, er
 		}
 		m.Data = data
 	}
+	until := time.Now().Add(min(time.Duration(in.Wait*float64(time.Second)), maxWait))
 	s, err := ask[mesh.Sent](ctx, c, "mesh", "send", 0, &m)
 	if err != nil {
 		return nil, err
@@ -73,12 +74,11 @@ func message(ctx context.Context, c *caller, in *messageIn, _ progress) (any, er
 		return o, nil
 	}
 	if in.Wait > 0 {
-		w := &waiting{c: c, until: time.Now().Add(min(time.Duration(in.Wait*float64(time.Second)), maxWait))}
-		if err := w.answers(ctx, ctx, []mesh.MessageID{s.MessageID}, func() {}); err != nil {
-			return nil, err
-		}
+		w := &waiting{c: c, until: until}
+		// It is sent: its id is told, whatever the wait comes to.
+		_ = w.answers(ctx, ctx, []mesh.MessageID{s.MessageID}, func() {})
 		if len(w.messages) == 1 {
-			o, o.ThreadID = w.messages[0], s.ThreadID
+			o = w.messages[0]
 			o.ThreadID = s.ThreadID
 		}
 	}

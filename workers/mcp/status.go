@@ -164,5 +164,5 @@ func cancel(ctx context.Context, c *caller, in *cancelIn, _ progress) (any, erro
 		}
 		r.State, r.Canceled = v.State, v.State == fleet.StateCanceled
 	})
-	return o, ctx.Err()
+	return o, nil
 }

@@ -50,6 +50,8 @@ func newTool[In any](w *Worker, name, title string, k kind, do func(context.Cont
 	}
 	return tool{name: name, add: func(s *sdk.Server, c *caller) {
 		sdk.AddTool(s, def, func(ctx context.Context, req *sdk.CallToolRequest, in In) (*sdk.CallToolResult, any, error) {
+			ctx, cancel := context.WithTimeout(ctx, maxCall)
+			defer cancel()
 			out, err := do(ctx, c, &in, notifier(req))
 			if text, ok := out.(string); ok && err == nil {
 				return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: text}}}, nil, nil

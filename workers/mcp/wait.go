@@ -13,9 +13,11 @@ import (
 )
 
 // How long a call waits, and how long each of the questions that it consists
-// of: a task that asks something is seen at the end of one.
+// of: a task that asks something is seen at the end of one. A call takes no
+// longer than to wait and to look once more: clients give up after a minute.
 const (
 	maxWait     = 50 * time.Second
+	maxCall     = maxWait + patience
 	defaultWait = 30 * time.Second
 	slice       = 2 * time.Second
 	waitsAtOnce = maxMany
@@ -87,7 +89,7 @@ func (w *waiting) run(ctx context.Context, in *waitIn) error {
 	}
 	each(len(in.TaskIDs), waitsAtOnce, func(i int) { w.task(ctx, enough, i, in.TaskIDs[i], stop) })
 	all.Wait()
-	if err := ctx.Err(); err != nil {
+	if err := ctx.Err(); errors.Is(err, context.Canceled) {
 		return err
 	}
 	return failed
@@ -95,13 +97,13 @@ func (w *waiting) run(ctx context.Context, in *waitIn) error {
 
 // task looks at one task until it needs no more looking at.
 func (w *waiting) task(ctx, enough context.Context, i int, id subjects.TaskID, stop func()) {
-	for {
+	for seen := false; ; seen = true {
 		stay := max(min(time.Until(w.until), slice), 10*time.Millisecond)
 		v, err := w.look(ctx, enough, id, stay)
 		t := &task{TaskID: id}
 		switch {
-		case err != nil && errors.Is(err, context.Canceled):
-			return // nobody listens
+		case err != nil && errors.Is(err, context.Canceled), err != nil && seen && ctx.Err() != nil:
+			return // nobody listens, or the time is up: what was seen last counts
 		case err != nil:
 			t.Error = err.Error()
 		default:

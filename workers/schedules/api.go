@@ -80,12 +80,15 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, data []byte)
 	case subjects.CodeOf(lerr) != subjects.CodeNotFound: // nobody knows whether it is a repeat
 		return nil, lerr
 	}
+	if err = w.mayWake(ctx, from, d); err != nil {
+		return nil, err
+	}
 	if r.Next = due(c, now); r.Next == nil {
 		return nil, subjects.Errorf(subjects.CodeDeadlineExceeded, "the time %s has passed", d.At.UTC().Format(time.RFC3339)).At("/at").
 			WithRemedy("send a later time")
 	}
 	if w.count(from) >= maxPerAgent {
-		return nil, subjects.Errorf(subjects.CodeRateLimited, "%s has %d schedules already", from, maxPerAgent).
+		return nil, subjects.Errorf(subjects.CodeRateLimited, "%s has %d schedules already", from, maxPerAgent).RetryAfter(time.Minute).
 			WithRemedy("remove some: parley schedule rm NAME")
 	}
 	rev, err := w.kv.Telling(told(r, from, "create")).Create(ctx, k, fleet.MustEncode(r), 0)

@@ -52,6 +52,7 @@ type fakeFleet struct {
 	onBegin func(begun)
 	instant bool        // what is begun has ended
 	renewed []time.Time // sessions
+	gone    bool        // there is no session
 }
 
 func newFleet() *fakeFleet {
@@ -117,6 +118,15 @@ func (f *fakeFleet) serve(t *testing.T, b *bus.Bus) (stop func()) {
 			defer f.mu.Unlock()
 			f.renewed = append(f.renewed, time.Now())
 			return handshake.Opened{}, err
+		}},
+		{"session", "get", func(_ subjects.AgentID, data []byte) (any, error) {
+			q, err := fleet.DecodeRequest[handshake.Ref](data)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if f.gone && err == nil {
+				err = subjects.Errorf(subjects.CodeNotFound, "there is no session %q that you may use", q.SessionID).At("/session_id")
+			}
+			return handshake.View{}, err
 		}},
 		{"task", "cancel", func(_ subjects.AgentID, data []byte) (any, error) {
 			q, err := fleet.DecodeRequest[fleet.TaskCancel](data)
@@ -186,6 +196,13 @@ func (f *fakeFleet) refuseAll(e *subjects.Error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refuse = e
+}
+
+// loseSessions has every session be gone, or there.
+func (f *fakeFleet) loseSessions(gone bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gone = gone
 }
 
 // all is what was begun so far.

@@ -138,8 +138,8 @@ func (w *Worker) keepSession(ctx context.Context, k key, l *live, rec *schedule.
 		w.mu.Unlock()
 		return
 	}
-	d, err := fleet.DecodeDispatch(rec.Definition.Dispatch)
-	if err != nil || d.Task.SessionID == "" {
+	session := sessionOf(&rec.Definition)
+	if session == "" {
 		return
 	}
 	now := w.now()
@@ -150,16 +150,43 @@ func (w *Worker) keepSession(ctx context.Context, k key, l *live, rec *schedule.
 		return
 	}
 	again := renewEvery
-	_, err = call[handshake.Opened](ctx, w, rec.From, "session", "update", handshake.Update{SessionID: d.Task.SessionID})
+	_, err := call[handshake.Opened](ctx, w, rec.From, "session", "update", handshake.Update{SessionID: session})
 	switch code := subjects.CodeOf(err); {
 	case code == subjects.CodeUnavailable:
 		again = time.Minute
-	case err != nil: // a session of somebody else, or one that is gone: the dispatch says so
-		w.log.Info("session is not renewed", slog.String("schedule", k), slog.String("session_id", string(d.Task.SessionID)), slog.Any("error", err))
+	case err != nil: // a session of somebody else, or one that is gone: mayWake says so when it is due
+		w.log.Info("session is not renewed", slog.String("schedule", k), slog.String("session_id", string(session)), slog.Any("error", err))
 	}
 	w.mu.Lock()
 	l.renew = now.Add(again)
 	w.mu.Unlock()
+}
+
+// sessionOf is the session that a schedule wakes an agent in; "" is none.
+func sessionOf(d *schedule.Definition) subjects.SessionID {
+	if len(d.Dispatch) == 0 {
+		return ""
+	}
+	task, err := fleet.DecodeDispatch(d.Dispatch)
+	if err != nil {
+		return ""
+	}
+	return task.Task.SessionID
+}
+
+// mayWake refuses what wakes an agent in a session that is gone, or not from's:
+// it would wake without its context. While nobody knows, tasks do not wait for
+// their sessions, and those of schedules neither.
+func (w *Worker) mayWake(ctx context.Context, from subjects.AgentID, d *schedule.Definition) error {
+	session := sessionOf(d)
+	if session == "" {
+		return nil
+	}
+	_, err := call[handshake.View](ctx, w, from, "session", "get", handshake.Ref{SessionID: session})
+	if subjects.CodeOf(err) != subjects.CodeNotFound {
+		return nil
+	}
+	return subjects.AsError(err).At("/dispatch/task/session_id")
 }
 
 // bury removes the timer of a schedule that is gone.
@@ -245,6 +272,9 @@ func (w *Worker) order(ctx context.Context, rec *schedule.Record, id string) err
 	case len(d.Dispatch) > 0:
 		task, err := fleet.DecodeDispatch(d.Dispatch)
 		if err != nil {
+			return err
+		}
+		if err = w.mayWake(ctx, rec.From, d); err != nil {
 			return err
 		}
 		if plant.Sometimes("tick_twice", 5) {

@@ -134,7 +134,7 @@ func (w *Worker) keepTrying(ctx context.Context, m bus.Msg) {
 		try, cancel := context.WithTimeout(ctx, appendTry)
 		defer cancel()
 		err := w.appendOutcome(try, m)
-		if code := subjects.CodeOf(err); err != nil && code != subjects.CodeUnavailable && code != subjects.CodeInternal {
+		if err != nil && !mayPass(subjects.CodeOf(err)) {
 			return backoff.Permanent(err)
 		}
 		if err != nil {
@@ -149,6 +149,12 @@ func (w *Worker) keepTrying(ctx context.Context, m bus.Msg) {
 	default:
 		log.Error("a task's result is not in its session; task get has it", slog.Any("error", err))
 	}
+}
+
+// mayPass reports whether a refusal may be none later: once the store answers
+// again, or has room again.
+func mayPass(code subjects.Code) bool {
+	return code == subjects.CodeUnavailable || code == subjects.CodeInternal || code == subjects.CodeRateLimited
 }
 
 // appendOutcome appends the result of the task whose outcome m is.

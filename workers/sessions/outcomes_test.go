@@ -2,6 +2,7 @@ package sessions_test
 
 import (
 	"encoding/json"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
+	"parley/workers/sessions"
 )
 
 // ended stores the outcome of a task of from, as a router does.
@@ -70,6 +72,55 @@ func TestResultsAreAppended(t *testing.T) {
 	start(t, b)
 	ended(t, b, "t6", "boss", id, &fleet.Result{Status: fleet.StatusDone})
 	bustest.Eventually(t, "the result of t6", func() bool { return len(all(boss, id)) == 3 })
+}
+
+// heard is a log of which each line is heard.
+type heard chan string
+
+func (h heard) Write(line []byte) (int, error) {
+	select {
+	case h <- string(line):
+	default: // nobody waits for so many
+	}
+	return len(line), nil
+}
+
+// A result for which there is no room waits for some: it is appended once
+// another session has ended.
+func TestResultsWaitForRoom(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Connect(t)
+	if err := b.Provision(t.Context(), bus.Provisioning{BucketMaxBytes: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	log := make(heard, 1000)
+	w, err := sessions.New(sessions.Config{Bus: b, Log: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bustest.Serve(t, w)
+	boss := caller{t, b, "boss"}
+	id, long := opened(boss).Session.SessionID, opened(boss).Session.SessionID
+	for size := 100_000; size > 0; size /= 10 {
+		for full := false; !full; {
+			_, err := ask[handshake.Appended](boss, "append", said(long, strings.Repeat("x", size)))
+			if full = subjects.CodeOf(err) == subjects.CodeRateLimited; err != nil && !full {
+				t.Fatal(err)
+			}
+		}
+	}
+	ended(t, b, "t1", "boss", id, &fleet.Result{Status: fleet.StatusDone, Output: fleet.MustEncode("here I am")})
+	limit := time.After(20 * time.Second)
+	for refused := false; !refused; {
+		select {
+		case line := <-log:
+			refused = strings.Contains(line, "task_id=t1")
+		case <-limit:
+			t.Fatal("nothing is said of the result of t1")
+		}
+	}
+	must[handshake.Deleted](boss, "delete", handshake.Ref{SessionID: long})
+	bustest.Eventually(t, "the result of t1", func() bool { return len(all(boss, id)) == 1 })
 }
 
 // TestOfferContext: routers get the newest of a context, bounded, for whoever

@@ -1,4 +1,7 @@
 package webhooks
 
-// GuestsOf is what the guide tells.
-var GuestsOf = guestsOf
+// What the guide tells.
+var (
+	GuestsOf = guestsOf
+	KeepMost = keepMost
+)
