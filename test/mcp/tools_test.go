@@ -81,6 +81,7 @@ func TestEscalationsAreOptIn(t *testing.T) {
 	}
 	// Nobody is there to answer: the model is told so, and what to do.
 	m.fails("fleet_agents", nil, "unavailable", "no registry worker", "What to do")
+	m.fails("fleet_dispatch", args{"brief": "x"}, "unavailable", "may have accepted this as task ", "ask fleet_wait for that task_id")
 }
 
 func listsAgents(_ *testing.T, _ *world, m *model) {

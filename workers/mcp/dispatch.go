@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -89,6 +91,10 @@ func (c *caller) dispatch(ctx context.Context, in *terms) (*dispatched, error) {
 		return nil, err
 	}
 	r, err := ask[fleet.Dispatched](ctx, c, "task", "dispatch", 0, d)
+	if no, ok := errors.AsType[*refusal](err); ok && no.code == subjects.CodeUnavailable && d.Task.TaskID != "" {
+		no.message += fmt.Sprintf("; it may have accepted this as task %s", d.Task.TaskID)
+		no.remedy = "before you dispatch it again, ask fleet_wait for that task_id: what it does not know was not accepted"
+	}
 	if err != nil {
 		return nil, err
 	}
