@@ -6,6 +6,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,14 +55,40 @@ type patch struct {
 // raw is what the chart writes without quotes, and what it writes as an include.
 var (
 	raw     = regexp.MustCompile(`"<< (.*?) >>"`)
-	include = regexp.MustCompile(`"\$include":\s*"([^"]*)",?`)
+	include = regexp.MustCompile(`"[0-9]*\$include":\s*"([^"]*)",?`)
 )
 
 // TestKubernetesNATS lays a server's files out as the values of the official
 // NATS chart have them mounted, and starts it: the same people are let in.
 func TestKubernetesNATS(t *testing.T) {
+	s, _ := kubernetes(t, read(t, "../../deploy/helm/nats-values.yaml"), "accounts.conf")
+	stream(t, connect(t, s, "kubernetes", deploy.Worker), 1)
+	identities(t, s, "kubernetes")
+}
+
+// TestKubernetesCallout: the lines about identities only wait for their sign to be
+// taken away.
+func TestKubernetesCallout(t *testing.T) {
+	values := read(t, "../../deploy/helm/nats-values.yaml")
+	for _, line := range []string{"    # 01$include: ", "    # NATS_CALLOUT_ISSUER: "} {
+		if strings.Count(values, line) != 1 {
+			t.Fatalf("the values have no line %q", line)
+		}
+		values = strings.Replace(values, line, strings.Replace(line, "# ", "", 1), 1)
+	}
+	s, opts := kubernetes(t, values, "accounts.conf", "callout.conf")
+	if opts.AuthCallout == nil || opts.AuthCallout.Account != "FLEET" {
+		t.Errorf("the server asks %+v", opts.AuthCallout)
+	}
+	stream(t, connect(t, s, "kubernetes", deploy.Worker), 1)
+}
+
+// kubernetes starts a server as the values say, with the variables that the files
+// named ask for. It gives the site, whose node kubernetes it is, and what it has read.
+func kubernetes(t *testing.T, values string, asking ...string) (*deploy.Site, *server.Options) {
+	t.Helper()
 	var v natsValues
-	if err := yaml.Unmarshal([]byte(read(t, "../../deploy/helm/nats-values.yaml")), &v); err != nil {
+	if err := yaml.Unmarshal([]byte(values), &v); err != nil {
 		t.Fatal(err)
 	}
 	if c := v.Config; !c.Cluster.Enabled || c.Cluster.Replicas != 3 || !c.JetStream.Enabled || c.JetStream.FileStore.MaxSize != "20Gi" {
@@ -70,7 +97,7 @@ func TestKubernetesNATS(t *testing.T) {
 	s := site(t)
 	for _, kv := range s.Env {
 		name, _, _ := strings.Cut(kv, "=")
-		asked := strings.Contains(read(t, "../../deploy/nats/accounts.conf"), "$"+name)
+		asked := slices.ContainsFunc(asking, func(f string) bool { return strings.Contains(read(t, "../../deploy/nats/"+f), "$"+name) })
 		if _, given := v.Container.Env[name]; given != asked {
 			t.Errorf("%s is given: %t, asked for: %t", name, given, asked)
 		}
@@ -101,8 +128,7 @@ func TestKubernetesNATS(t *testing.T) {
 	ns := serve(t, "kubernetes", opts)
 	safe(t, ns)
 	s.At("kubernetes", ns.ClientURL())
-	stream(t, connect(t, s, "kubernetes", deploy.Worker), 1)
-	identities(t, s, "kubernetes")
+	return s, opts
 }
 
 // mount writes below root what the pod sees of the config map that the values'
@@ -117,7 +143,7 @@ func mount(t *testing.T, root string, v *natsValues) {
 		t.Fatalf("the volume %+v is not mounted: %+v", volume, at)
 	}
 	keys := map[string]string{} // of kubectl create configmap --from-file, which goes by base names
-	for _, pattern := range []string{"accounts.conf", "permissions/*", "passages/*"} {
+	for _, pattern := range []string{"accounts.conf", "callout.conf", "permissions/*", "passages/*"} {
 		files, err := filepath.Glob(filepath.Join("../../deploy/nats", pattern))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %v", pattern, err)

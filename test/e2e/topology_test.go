@@ -44,6 +44,11 @@ func TestTopology(t *testing.T) {
 	if r, g := len(c.pages["router"]), len(c.pages["gateway"]); r != 2 || g != 2 {
 		t.Errorf("%d routers and %d gateways, want 2 of each", r, g)
 	}
+	for _, p := range c.started {
+		if strings.Contains(tail(p.log, 1<<20), "durability unverified") {
+			t.Errorf("%s does not see whether the servers sync", p.name)
+		}
+	}
 	s.broker("leaf")
 	s.well(s.Monitor("leaf") + "/healthz")
 	s.parley("edge1", s.env("", "leaf"), "agent", "run", "--id", "edge1", "--driver", "echo", "--heartbeat", "500ms", "--data", filepath.Join(s.dir, "edge1"))
@@ -113,8 +118,11 @@ func (c *composedSite) doors(t *testing.T) {
 	if !strings.Contains(out, `"ok":true`) {
 		t.Errorf("A2E answers %s", out)
 	}
-	if out := c.get(t, c.pages["telemetry"][0]+"/metrics"); !strings.Contains(out, "parley_build_info") || !strings.Contains(out, `parley_workers{worker="router"} 2`) {
-		t.Errorf("/metrics has not what it must: %.2000s", out)
+	out = c.get(t, c.pages["telemetry"][0]+"/metrics")
+	for _, want := range []string{"parley_build_info", `parley_workers{worker="router"} 2`, `parley_workers{worker="gateway"} 2`, `parley_workers{worker="telemetry"} 1`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("/metrics has no %s: %.2000s", want, out)
+		}
 	}
 }
 
