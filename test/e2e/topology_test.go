@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,6 +74,7 @@ func TestTopology(t *testing.T) {
 	do(nodes[0], "edge1", "at-the-edge")
 	c.identity(t, nodes)
 	c.doors(t)
+	c.hangs(t, "webhooks")
 
 	c.brokers[nodes[1]].kill()
 	begin := time.Now()
@@ -123,6 +125,20 @@ func (c *composedSite) doors(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("/metrics has no %s: %.2000s", want, out)
 		}
+	}
+}
+
+// hangs stops the process of a worker, and sees on the page of metrics that it is
+// not there, and there again once it goes on.
+func (c *composedSite) hangs(t *testing.T, worker string) {
+	t.Helper()
+	p := c.started[slices.IndexFunc(c.started, func(p *process) bool { return p.name == worker+"0" })]
+	for n, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		p.signal(s)
+		want := fmt.Sprintf(`parley_workers{worker=%q} %d`, worker, n)
+		c.until(want, func(context.Context) bool {
+			return strings.Contains(c.get(t, c.pages["telemetry"][0]+"/metrics"), want)
+		})
 	}
 }
 
