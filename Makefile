@@ -72,6 +72,7 @@ fmt-check: ## Fail, with a diff, where a file is not formatted
 .PHONY: vet
 vet: ## Run go vet
 	go vet ./...
+	cd test/peers && go vet ./...
 
 .PHONY: lint
 lint: ## Run the linters of .golangci.yml

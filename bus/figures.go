@@ -31,6 +31,7 @@ type ConsumerFigures struct {
 	Unacked     int    // delivered and not acknowledged yet
 	MaxUnacked  int    // no more are delivered then; 0 or less: no limit
 	Redelivered int
+	Moved       time.Time // when it was last done with everything up to some message; zero: never
 }
 
 // paging is what a list of JetStream's API says of itself.
@@ -101,7 +102,7 @@ func (b *Bus) consumerFigures(ctx context.Context, stream string) ([]ConsumerFig
 		}
 		for i := range resp.Consumers {
 			if c := &resp.Consumers[i]; c.Config.Durable != "" {
-				all = append(all, ConsumerFigures{Name: c.Name, Pending: c.NumPending, Unacked: c.NumAckPending, MaxUnacked: c.Config.MaxAckPending, Redelivered: c.NumRedelivered})
+				all = append(all, ConsumerFigures{Name: c.Name, Pending: c.NumPending, Unacked: c.NumAckPending, MaxUnacked: c.Config.MaxAckPending, Redelivered: c.NumRedelivered, Moved: moved(c)})
 			}
 		}
 		offset += len(resp.Consumers)
@@ -109,4 +110,12 @@ func (b *Bus) consumerFigures(ctx context.Context, stream string) ([]ConsumerFig
 			return all, nil
 		}
 	}
+}
+
+// moved is when the consumer last finished with something, zero when never.
+func moved(c *jetstream.ConsumerInfo) time.Time {
+	if c.AckFloor.Last == nil {
+		return time.Time{}
+	}
+	return c.AckFloor.Last.UTC()
 }

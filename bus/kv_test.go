@@ -230,6 +230,47 @@ func TestObjects(t *testing.T) {
 	}
 }
 
+// What somebody who was killed has left of an object fills the bucket up for
+// nobody for ever.
+func TestAnObjectAlone(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	ctx := t.Context()
+	if err := b.Provision(ctx, bus.Provisioning{BucketMaxBytes: 2 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	o, err := b.Objects(ctx, "FLEET_INDEX")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stray := func() {
+		t.Helper()
+		if _, err := b.Store(ctx, "$O.FLEET_INDEX.C.stray", make([]byte, 900<<10), "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put := func() error { return o.PutOnly(ctx, "index", bytes.NewReader(make([]byte, 500<<10))) }
+	for range 3 {
+		stray()
+		if err := put(); err != nil {
+			t.Fatalf("beside one stray piece: %v", err)
+		}
+	}
+	stray()
+	if err := b.Purge(ctx, "OBJ_FLEET_INDEX", "$O.FLEET_INDEX.M.>"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Store(ctx, "$O.FLEET_INDEX.C.other", make([]byte, 500<<10), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := put(); !errors.Is(err, bus.ErrFull) {
+		t.Fatalf("into a full bucket: %v, want ErrFull", err)
+	}
+	if err := put(); err != nil {
+		t.Errorf("after that: %v", err)
+	}
+}
+
 type errReader struct{}
 
 func (errReader) Read([]byte) (int, error) { return 0, errors.New("broken") }

@@ -11,7 +11,9 @@ import (
 
 // Objects is a NATS object store: values larger than a message.
 type Objects struct {
-	store jetstream.ObjectStore
+	b      *Bus
+	bucket string
+	store  jetstream.ObjectStore
 }
 
 // Objects opens a bucket; ErrNotFound when it does not exist.
@@ -22,7 +24,7 @@ func (b *Bus) Objects(ctx context.Context, bucket string) (*Objects, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open object store %s: %w", bucket, mapError(err))
 	}
-	return &Objects{store: store}, nil
+	return &Objects{b: b, bucket: bucket, store: store}, nil
 }
 
 // Put stores what r gives under name. Until all is stored, readers get what
@@ -30,6 +32,26 @@ func (b *Bus) Objects(ctx context.Context, bucket string) (*Objects, error) {
 func (o *Objects) Put(ctx context.Context, name string, r io.Reader) error {
 	_, err := o.store.Put(ctx, jetstream.ObjectMeta{Name: name}, r)
 	return wrap("put object "+name, err)
+}
+
+// PutOnly is Put of the only object of its bucket: what was left there by those
+// who broke off goes, too. Where it has left no room (ErrFull) everything goes,
+// and the next one has room.
+func (o *Objects) PutOnly(ctx context.Context, name string, r io.Reader) error {
+	stream := "OBJ_" + o.bucket
+	before, err := o.b.StreamState(ctx, stream)
+	if err != nil {
+		return wrap("put object "+name, err)
+	}
+	err = o.Put(ctx, name, r)
+	switch last := before.LastSeq; {
+	case errors.Is(err, ErrFull):
+		return errors.Join(err, o.b.Purge(ctx, stream, "$O."+o.bucket+".C.>"))
+	case err != nil:
+		return err
+	default:
+		return o.b.PurgeUpTo(ctx, stream, "$O."+o.bucket+".C.>", last)
+	}
 }
 
 // Get opens the object; ErrNotFound when there is none. The last Read checks

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"parley/subjects"
 )
 
 // What the server must be.
@@ -271,7 +273,7 @@ func merge(have, want jetstream.StreamConfig) (jetstream.StreamConfig, []differe
 	if have.Storage != want.Storage {
 		note(difference{"storage", have.Storage.String(), want.Storage.String(), true, false, recreate})
 	}
-	if have.Retention != want.Retention {
+	if was := have.Name == subjects.StreamInbox && have.Retention == jetstream.WorkQueuePolicy; have.Retention != want.Retention && !was { // it was made so once, and works
 		note(difference{"retention", have.Retention.String(), want.Retention.String(), true, false, recreate})
 	}
 	if have.PersistMode != want.PersistMode {

@@ -137,7 +137,8 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 	for name, cfg := range map[string]string{
 		"FLEET_TASKS": `{"name":"FLEET_TASKS","subjects":["fleet.task.*","old.task.*"],"storage":"memory","retention":"limits","max_consumers":-1,"max_msgs":-1,"max_bytes":-1,"num_replicas":1}`,
-		"FLEET_INBOX": `{"name":"FLEET_INBOX","subjects":["fleet.dispatch.*"],"storage":"file","retention":"limits","max_consumers":-1,"max_msgs":-1,"max_bytes":-1,"num_replicas":1}`,
+		"FLEET_INBOX": `{"name":"FLEET_INBOX","subjects":["fleet.dispatch.*"],"storage":"file","retention":"workqueue","max_consumers":-1,"max_msgs":-1,"max_bytes":-1,"num_replicas":1}`,
+		"FLEET_RUNS":  `{"name":"FLEET_RUNS","subjects":["fleet.run.*"],"storage":"file","retention":"interest","max_consumers":-1,"max_msgs":-1,"max_bytes":-1,"num_replicas":1}`,
 	} {
 		if _, err := b.Request(ctx, "$JS.API.STREAM.CREATE."+name, []byte(cfg), nil); err != nil {
 			t.Fatal(err)
@@ -147,11 +148,14 @@ func TestProvisionRefuses(t *testing.T) {
 	for _, want := range []string{
 		"stream FLEET_TASKS: storage is Memory, File is wanted, which needs a migration: back the stream up",
 		"stream FLEET_TASKS: subjects is fleet.task.* old.task.*, fleet.task.* is wanted, which needs a migration: move the messages of old.task.*",
-		"stream FLEET_INBOX: retention is Limits, WorkQueue is wanted, which needs a migration",
+		"stream FLEET_RUNS: retention is Interest, Limits is wanted, which needs a migration",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Provision = %v, want %q", err, want)
 		}
+	}
+	if strings.Contains(err.Error(), "FLEET_INBOX") {
+		t.Errorf("Provision = %v: an inbox that is a work queue, as it was once, is refused", err)
 	}
 	if got := streamConfig(t, b, "FLEET_DLQ"); got["storage"] != "file" {
 		t.Errorf("FLEET_DLQ is not there: %v", got)

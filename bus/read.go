@@ -153,6 +153,31 @@ func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
 	return wrap("purge "+subject, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]string{"filter": subject}, &resp, &resp.Error))
 }
 
+// PurgeUpTo deletes the messages of subject whose sequence is at most seq.
+func (b *Bus) PurgeUpTo(ctx context.Context, stream, subject string, seq uint64) error {
+	var resp struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	return wrap("purge "+subject, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]any{"filter": subject, "seq": seq + 1}, &resp, &resp.Error))
+}
+
+// DropDone deletes the messages of stream that its durable consumer has done
+// with, but for the last of them: a stream that is not empty knows where it was.
+func (b *Bus) DropDone(ctx context.Context, stream, durable string) error {
+	var resp struct {
+		jetstream.ConsumerInfo
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := b.apiCall(ctx, "CONSUMER.INFO."+stream+"."+durable, nil, &resp, &resp.Error); err != nil {
+		return fmt.Errorf("consumer %s of %s: %w", durable, stream, err)
+	}
+	s, err := b.StreamState(ctx, stream)
+	if err != nil || resp.AckFloor.Stream <= s.FirstSeq {
+		return err
+	}
+	return b.PurgeBefore(ctx, stream, resp.AckFloor.Stream)
+}
+
 // PurgeBefore deletes every message of stream whose sequence is less than seq.
 func (b *Bus) PurgeBefore(ctx context.Context, stream string, seq uint64) error {
 	var resp struct {

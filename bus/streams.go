@@ -68,11 +68,12 @@ func taskAssets(p Provisioning, size sizes) []asset {
 				Name:        subjects.StreamInbox,
 				Description: "The raw door: dispatches until they have become a task record",
 				Subjects:    []string{subjects.DispatchPattern},
-				Retention:   jetstream.WorkQueuePolicy,
-				Discard:     jetstream.DiscardNew,
-				MaxMsgs:     1_000_000,
-				MaxBytes:    size.inbox,
-				Metadata:    map[string]string{"writer": "orchestrator"},
+				// No work queue: one that is empty when all copies lose power may have
+				// no leader ever again (ADR 21). Bus.DropDone clears it up.
+				Discard:  jetstream.DiscardNew,
+				MaxMsgs:  1_000_000,
+				MaxBytes: size.inbox,
+				Metadata: map[string]string{"writer": "orchestrator"},
 			},
 			consumers: []jetstream.ConsumerConfig{{
 				Durable:     consumerRouters,

@@ -100,6 +100,7 @@ type tailRun struct {
 	last     uint64    // last sequence handled
 	created  time.Time // the stream, as it was seen last
 	behind   time.Time // since when its leader has less than was read; zero: it has not
+	copies   int       // of the stream
 	caughtUp bool
 }
 
@@ -144,7 +145,7 @@ func (r *tailRun) once(ctx context.Context) error {
 	if !r.began {
 		r.began, r.target = true, state.LastSeq
 	}
-	r.created, r.behind = state.Created, time.Time{}
+	r.created, r.behind, r.copies = state.Created, time.Time{}, state.Replicas
 	c := &tailConsumer{r: r, next: 1, problem: make(chan error, 1)}
 	inbox := r.b.nc.NewInbox()
 	sub, err := r.b.subscribe(inbox, "", c.receive)
@@ -326,11 +327,36 @@ func (c *tailConsumer) fail(err error) {
 
 // nowCaughtUp needs the lock.
 func (r *tailRun) nowCaughtUp() {
-	if r.caughtUp {
+	if r.caughtUp || !r.readAll() {
 		return
 	}
 	r.caughtUp = true
 	if r.CaughtUp != nil {
 		r.CaughtUp(max(r.target, r.last))
 	}
+}
+
+// readAll reports whether nothing is left of what was stored when the tail began.
+// The replica that it reads from may be behind, and says then that nothing is
+// pending: the stream's leader knows.
+func (r *tailRun) readAll() bool {
+	if r.last >= r.target || r.copies < 2 {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tailHeartbeat)
+	defer cancel()
+	filters := r.Subjects
+	if len(filters) == 0 {
+		filters = []string{">"}
+	}
+	for _, f := range filters {
+		m, err := r.b.nextFor(ctx, r.Stream, f, max(r.last+1, r.StartSeq))
+		switch {
+		case err == nil && m.Seq <= r.target:
+			return false
+		case err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrDenied):
+			return false // it is asked again with the next heartbeat
+		}
+	}
+	return true
 }

@@ -198,3 +198,36 @@ func TestTailReplacedStream(t *testing.T) {
 		t.Errorf("Tail = %v, want ErrNotFound", err)
 	}
 }
+
+// A replica that is behind has nothing pending: what the leader has counts.
+func TestTailAsksTheLeaderForTheEnd(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	for _, subject := range []string{"a", "a", "b"} {
+		if _, err := b.Store(t.Context(), "fleet.task."+subject, nil, "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		subjects []string
+		last     uint64
+		copies   int
+		want     bool
+	}{
+		{nil, 3, 3, true}, {nil, 2, 3, false}, {nil, 0, 3, false}, {nil, 0, 1, true}, // of one copy there is no other
+		{[]string{"fleet.task.a"}, 2, 3, true},
+		{[]string{"fleet.task.a"}, 1, 3, false},
+		{[]string{"fleet.task.a", "fleet.task.b"}, 2, 3, false},
+		{[]string{"fleet.task.none"}, 0, 3, true},
+	} {
+		if got := bus.TailHasReadAll(b, bus.Tail{Stream: "FLEET_TASKS", Subjects: tt.subjects}, tt.last, 3, tt.copies); got != tt.want {
+			t.Errorf("%v, read to %d of 3, %d copies: all is read is %v, want %v", tt.subjects, tt.last, tt.copies, got, tt.want)
+		}
+	}
+	if err := b.PurgeUpTo(t.Context(), "FLEET_TASKS", "fleet.task.a", 1); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := b.Last(t.Context(), "FLEET_TASKS", "fleet.task.a"); err != nil || m.Seq != 2 {
+		t.Errorf("after a purge up to 1 the last one is %d, %v, want 2", m.Seq, err)
+	}
+}

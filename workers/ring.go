@@ -56,6 +56,13 @@ func (r *Ring) Expire(now time.Time) bool {
 	return changed
 }
 
+// Shift moves what was noted of time, since the clock was set by so much.
+func (r *Ring) Shift(by time.Duration) {
+	for id, at := range r.seen {
+		r.seen[id] = at.Add(by)
+	}
+}
+
 // Owns reports whether the key of that name is this worker's.
 func (r *Ring) Owns(name string) bool { return r.OwnsHash(hash(name)) }
 

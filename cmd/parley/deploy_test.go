@@ -63,7 +63,7 @@ func shipped(t *testing.T, path string, args ...string) {
 // Every PARLEY_ variable that a file of the folder deploy sets is one.
 func TestShippedSettingsExist(t *testing.T) {
 	t.Parallel()
-	name := regexp.MustCompile(`\bPARLEY_[A-Z_]*\b`)
+	name := regexp.MustCompile(`\bPARLEY_[A-Z0-9_]*\b`)
 	seen := 0
 	err := filepath.WalkDir("../../deploy", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

@@ -163,8 +163,8 @@ func consumers(list []bus.StreamFigures, now time.Time) finding {
 				bad = append(bad, fmt.Sprintf("%s: %d messages are in hand and not acknowledged, so it gets no more", name, c.Unacked))
 			case c.Pending > behind:
 				bad = append(bad, fmt.Sprintf("%s is %d messages behind", name, c.Pending))
-			case s.Name == subjects.StreamInbox && !s.First.IsZero() && now.Sub(s.First) > inboxLong:
-				bad = append(bad, fmt.Sprintf("%s: a dispatch has waited for %s to become a task", name, roughly(now.Sub(s.First))))
+			case s.Name == subjects.StreamInbox && c.Pending+uint64(c.Unacked) > 0 && now.Sub(later(s.First, c.Moved)) > inboxLong:
+				bad = append(bad, fmt.Sprintf("%s: no dispatch has become a task for %s, and %d wait", name, roughly(now.Sub(later(s.First, c.Moved))), c.Pending+uint64(c.Unacked)))
 			}
 		}
 	}
@@ -172,6 +172,13 @@ func consumers(list []bus.StreamFigures, now time.Time) finding {
 		return finding{Check: "consumers", Found: strings.Join(bad, "; "), Then: "parley serve --workers router,escalation  runs more of those that take them; look at their log"}
 	}
 	return finding{Check: "consumers", OK: true, Found: "none is behind"}
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // disk is whether there is room.

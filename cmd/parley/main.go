@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	_ "time/tzdata" // the zones of schedules, where the machine or the image has no files of them
 )
 
 // version is set by the linker: -ldflags "-X main.version=1.2.3".

@@ -1,7 +1,7 @@
 // Command release builds what a release consists of: for each platform an
-// archive with the program, shell completion, manual pages and the folders
-// deploy and docs, its bill of materials (CycloneDX), and the checksums of all. The same
-// source, version, time and Go make the same bytes.
+// archive with the program, shell completion, manual pages and what Git knows of
+// the folders deploy and docs, its bill of materials (CycloneDX), and the checksums
+// of all. The same source, version, time and Go make the same bytes.
 package main
 
 import (
@@ -140,11 +140,45 @@ func (r *release) shared(ctx context.Context) (map[string]string, error) {
 		files["completion/"+name] = path
 	}
 	for _, dir := range []string{"deploy", "docs"} {
-		if err := under(files, filepath.Join(r.source, dir), dir); err != nil {
+		if err := r.tracked(ctx, files, dir); err != nil {
 			return nil, err
 		}
 	}
-	return files, nil
+	return files, r.stamp(files)
+}
+
+// tracked adds the files of a directory of the source that Git knows. What else
+// lies there, such as the keys of a fleet that somebody tried out, is theirs alone.
+func (r *release) tracked(ctx context.Context, files map[string]string, dir string) error {
+	// The clone may belong to another user.
+	cmd := exec.CommandContext(ctx, "git", "-c", "safe.directory=*", "ls-files", "-z", "--", dir)
+	cmd.Dir = r.source
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("%s: a release is made in a clone, where Git says what belongs to it: %w", dir, err)
+	}
+	if len(out) == 0 {
+		return fmt.Errorf("no file of %s is in Git", dir)
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		files[name] = filepath.Join(r.source, filepath.FromSlash(name))
+	}
+	return nil
+}
+
+// stamp has the Helm chart say which version it is of, and so which image it runs.
+func (r *release) stamp(files map[string]string) error {
+	const name, unknown = "deploy/helm/parley/Chart.yaml", "\nappVersion: dev\n"
+	data, err := os.ReadFile(files[name])
+	if err != nil {
+		return err
+	}
+	before, after, ok := strings.Cut(string(data), unknown)
+	if !ok {
+		return fmt.Errorf("%s has no line %q", name, strings.TrimSpace(unknown))
+	}
+	files[name] = filepath.Join(r.work, "Chart.yaml")
+	return os.WriteFile(files[name], fmt.Appendf(nil, "%s\nappVersion: %q\n%s", before, r.version, after), 0o600)
 }
 
 // under adds all files of a directory.

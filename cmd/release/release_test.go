@@ -20,7 +20,8 @@ import (
 )
 
 // TestReproducible builds the release of this platform twice, the second time
-// from a copy of the source elsewhere, and wants the same bytes.
+// from a copy of the source elsewhere, where somebody has tried out a fleet, and
+// wants the same bytes.
 func TestReproducible(t *testing.T) {
 	t.Parallel()
 	here, err := filepath.Abs("../..")
@@ -28,20 +29,23 @@ func TestReproducible(t *testing.T) {
 		t.Fatal(err)
 	}
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
-	for _, part := range []string{"bus", "cmd", "deploy", "docs", "escalation", "subjects", "workers"} {
+	for _, part := range []string{"bus", "cmd", "escalation", "subjects", "workers"} {
 		if err := os.CopyFS(filepath.Join(elsewhere, part), os.DirFS(filepath.Join(here, part))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"go.mod", "go.sum", "LICENSE", "README.md", "CHANGELOG.md"} {
-		data, err := os.ReadFile(filepath.Join(here, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(elsewhere, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	copied := []string{"go.mod", "go.sum", "LICENSE", "README.md", "CHANGELOG.md", ".gitignore"}
+	copied = append(copied, strings.Split(strings.Trim(git(t, here, "ls-files", "-z", "deploy", "docs"), "\x00"), "\x00")...)
+	for _, name := range copied {
+		write(t, filepath.Join(elsewhere, name), read(t, filepath.Join(here, name)))
 	}
+	git(t, elsewhere, "init", "--quiet")
+	for _, name := range []string{"ca.key", "ca.crt", "server.key", "server.crt"} { // of certificates.sh
+		write(t, filepath.Join(elsewhere, "deploy", "container", "tls", name), []byte("secret"))
+	}
+	write(t, filepath.Join(elsewhere, "deploy", "nats", "own.key"), []byte("secret"))
+	git(t, elsewhere, "add", ".")
+	write(t, filepath.Join(elsewhere, "deploy", "systemd", "own.env"), []byte("secret"))
 	var outs []string
 	for i, source := range []string{here, elsewhere} {
 		out := filepath.Join(t.TempDir(), fmt.Sprint("dist", i))
@@ -95,6 +99,9 @@ func contents(t *testing.T, path, root, here string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if h.Name == root+"/deploy/helm/parley/Chart.yaml" && !bytes.Contains(data, []byte("\nappVersion: \"v1.2.3\"\n")) {
+			t.Errorf("the chart is of another version:\n%s", data)
+		}
 		if strings.HasPrefix(h.Name, root+"/man/") && (bytes.Contains(data, []byte("parley-release-")) || bytes.Contains(data, []byte(here))) {
 			t.Errorf("%s names a path of the machine that built it", h.Name)
 		}
@@ -105,7 +112,7 @@ func contents(t *testing.T, path, root, here string) {
 	for _, f := range []string{
 		"parley", "LICENSE", "README.md", "completion/parley.bash", "completion/_parley", "completion/parley.fish",
 		"completion/parley.ps1", "man/man1/parley.1", "man/man1/parley-task-send.1", "deploy/nats/cluster.conf", "deploy/systemd/parley.service",
-		"deploy/install.sh", "deploy/container/certificates.sh", "docs/guide/operations.md",
+		"deploy/install.sh", "deploy/container/certificates.sh", "deploy/helm/parley/Chart.yaml", "docs/guide/operations.md",
 	} {
 		if h := files[f]; h == nil || h.Size == 0 {
 			t.Errorf("the archive has no %s", f)
@@ -195,6 +202,30 @@ func TestWriteZip(t *testing.T) {
 	}
 	if sums[0] != sums[1] {
 		t.Error("the same files make two different archives")
+	}
+}
+
+// git does something in a clone, and is what it prints.
+func git(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("no git on this machine")
+	}
+	cmd := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "safe.directory=*"}, args...)...)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("git %q in %s: %v", args, dir, err)
+	}
+	return string(out)
+}
+
+func write(t *testing.T, path string, data []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 

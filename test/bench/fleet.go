@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ type parley struct {
 	wrong  atomic.Int64         // outcomes that are not done
 
 	parked  atomic.Int64 // tasks that wait for ever
+	crew    *crew        // the agents, where they have a process of their own
 	tempest *tempest     // nil where nobody waits for humans
 	turns   atomic.Int64
 	started atomic.Int64 // runs
@@ -85,7 +87,12 @@ func (p *parley) prepare(ctx context.Context, srv *servers, s spec) error {
 			return err
 		}
 	}
-	if err := p.startAgents(run, srv, s); err != nil {
+	if s.Apart {
+		err = p.startCrew(ctx, srv, s)
+	} else {
+		err = p.startAgents(run, s, func() (*bus.Bus, error) { return p.connect(run, srv, "agent") })
+	}
+	if err != nil {
 		return err
 	}
 	if s.Storm != "" {
@@ -148,32 +155,45 @@ func (p *parley) startRouter(ctx context.Context, srv *servers, s spec, i int) e
 // perConnection is how many agents of a crowd share a connection.
 const perConnection = 100
 
-func (p *parley) startAgents(ctx context.Context, srv *servers, s spec) error {
+// startAgents returns once the fleet knows of all of them.
+func (p *parley) startAgents(ctx context.Context, s spec, connect func() (*bus.Bus, error)) error {
 	var b *bus.Bus
-	for i := range s.Agents {
+	all := make([]*agent.Worker, s.Agents)
+	for i := range all {
+		var err error
 		if s.Agents <= perConnection || i%perConnection == 0 {
-			var err error
-			if b, err = p.connect(ctx, srv, "agent"); err != nil {
+			if b, err = connect(); err != nil {
 				return err
 			}
 		}
-		if err := p.startAgent(ctx, b, i, (s.InFlight+s.Agents-1)/s.Agents); err != nil {
+		if all[i], err = p.startAgent(ctx, b, i, (s.InFlight+s.Agents-1)/s.Agents); err != nil {
 			return err
 		}
 	}
-	return nil
+	return p.until(ctx, "agents are known", func() (bool, error) {
+		return !slices.ContainsFunc(all, func(w *agent.Worker) bool { return w.Ready() != nil }), p.failure()
+	})
 }
 
-func (p *parley) startAgent(ctx context.Context, b *bus.Bus, i, parallel int) error {
+// startCrew starts the agents in a process of their own.
+func (p *parley) startCrew(ctx context.Context, srv *servers, s spec) (err error) {
+	s.Role, s.URL = roleAgents, srv.url()
+	if p.crew, err = startCrew(ctx, s); err != nil {
+		return err
+	}
+	return p.crew.hear("the fleet knows of them")
+}
+
+func (p *parley) startAgent(ctx context.Context, b *bus.Bus, i, parallel int) (*agent.Worker, error) {
 	w, err := agent.New(agent.Config{
 		ID: subjects.AgentID(fmt.Sprintf("echo-%d", i)), ModelTier: "haiku", Tools: []string{"echo"},
 		MaxParallel: parallel, Bus: watched{b, p.meter}, Handler: agent.HandlerFunc(echo), Log: quietLog(os.Stderr),
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	p.run(ctx, "agent", w.Run)
-	return nil
+	return w, nil
 }
 
 // echo answers with the beginning of the brief.
@@ -351,6 +371,9 @@ func (p *parley) close() {
 		p.cancel()
 	}
 	p.wg.Wait()
+	if p.crew != nil {
+		p.crew.close()
+	}
 	if p.tempest != nil {
 		p.tempest.close()
 	}

@@ -22,7 +22,7 @@ type page struct {
 	targets       []target
 }
 
-// target is a figure that the issue asks for.
+// target is a figure that is to be reached.
 type target struct {
 	What string
 	Got  string
@@ -95,7 +95,7 @@ func (p *page) table(head []string, rows [][]string) {
 	}
 }
 
-// target notes how a figure compares with what the issue asks for.
+// target notes how a figure compares with what is to be reached.
 func (p *page) target(what, got, want string, pass bool) {
 	p.targets = append(p.targets, target{what, got, want, pass})
 }

@@ -30,6 +30,7 @@ const (
 	roleFleet  = "fleet"
 	roleServer = "server"
 	roleFail   = "failing" // agents whose tasks all fail at once
+	roleAgents = "agents"  // those of a fleet that has them apart
 	roleA2A    = "a2a"     // a fleet behind its gateway
 	roleSDK    = "a2a-sdk" // the official SDK's own server
 )
@@ -46,6 +47,7 @@ type spec struct {
 	InFlight int     `json:"in_flight"`
 	Routers  int     `json:"routers"`
 	Agents   int     `json:"agents"`
+	Apart    bool    `json:"apart"`   // agents have a process of their own
 	Waiting  int     `json:"waiting"` // tasks that nobody can do, dispatched before
 	Classes  int     `json:"classes"` // of the waiting ones
 
@@ -158,6 +160,8 @@ func beChild(ctx context.Context, arg string, in io.Reader, out io.Writer) error
 		return beA2A(ctx, s, out)
 	case roleServer:
 		return beServer(s, in, out)
+	case roleAgents:
+		return beAgents(ctx, s, in, out)
 	case roleFail:
 		return beFailing(ctx, s, in, out)
 	}

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,19 +48,16 @@ const worksKind = "t1="
 type tempest struct {
 	dead *httptest.Server // hangs
 
-	agents *exec.Cmd // those that fail, in a process of their own; nil: none do
-	say    io.WriteCloser
-	said   *bufio.Reader
+	agents *crew // those that fail; nil: none do
 }
 
 // strike has every task fail that the agents hold.
-func (t *tempest) strike() { _, _ = t.say.Write([]byte("fail\n")) } // they are gone: then everything fails, too
+func (t *tempest) strike() { _, _ = t.agents.say.Write([]byte("fail\n")) } // they are gone: then everything fails, too
 
 func (t *tempest) close() {
 	t.dead.Close()
 	if t.agents != nil {
-		_ = t.say.Close()
-		_ = t.agents.Wait() // what became of them is in the tasks
+		t.agents.close()
 	}
 }
 
@@ -121,22 +117,9 @@ func (p *parley) startWorking(ctx context.Context, srv *servers, parallel int) e
 // brew has agents hold tasks that fail when the storm strikes.
 func (p *parley) brew(ctx context.Context, srv *servers, s spec) (err error) {
 	s.Role, s.URL = roleFail, srv.url()
-	s.CPU, s.Allocs, s.Mutex = "", "", ""
-	t := p.tempest
-	if t.agents, err = child(ctx, s); err != nil {
+	if p.tempest.agents, err = startCrew(ctx, s); err != nil {
 		return err
 	}
-	if t.say, err = t.agents.StdinPipe(); err != nil {
-		return err
-	}
-	out, err := t.agents.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := t.agents.Start(); err != nil {
-		return fmt.Errorf("start failing agents: %w", err)
-	}
-	t.said = bufio.NewReader(out)
 	err = inParallelCount(s.Failing, 256, func(i int) error {
 		return p.sendAs(ctx, stormCaller, fleet.MustEncode(&fleet.Dispatch{
 			Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version}, Brief: string(filler),
@@ -146,10 +129,7 @@ func (p *parley) brew(ctx context.Context, srv *servers, s spec) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := t.said.ReadString('\n'); err != nil {
-		return fmt.Errorf("failing tasks are worked on: %w", err)
-	}
-	return nil
+	return p.tempest.agents.hear("failing tasks are worked on")
 }
 
 // beFailing is the agents that fail: they say when they have all their tasks,

@@ -68,7 +68,14 @@ func throughput(ctx context.Context, o options, p *page) error {
 			})
 		}
 		ratio := fleet.rate.median() / floor.rate.median()
-		p.target(profile+": throughput of the floor's", percent(ratio), "≥ 60 %", ratio >= .6)
+		switch rate := fleet.rate.median(); profile {
+		case r1Lazy:
+			p.target(profile+": throughput of the floor's", percent(ratio), "≥ 70 %", ratio >= .7)
+		case r1Sync: // 70 % of what batches by hand come to, where the floor syncs each write
+			p.target(profile+": tasks/s", thousands(rate), "≥ 9 500", rate >= 9500)
+		case r3Sync:
+			p.target(profile+": tasks/s", thousands(rate), "≥ 5 000", rate >= 5000)
+		}
 		p.target(profile+": durable writes per task", fmt.Sprintf("%.2f", fleet.writes.median()), "≤ 3", fleet.writes.median() <= 3.01)
 		p.record("throughput", map[string]any{
 			"profile": profile, "floor": floor.rate.median(), "parley": fleet.rate.median(), "ratio": ratio, "cpu_ratio": fleet.cpu.median() / floor.cpu.median(),
@@ -98,8 +105,8 @@ func latency(ctx context.Context, o options, p *page) error {
 			name := "lean floor"
 			if role == roleFleet {
 				name = "Parley"
-				p.target(profile+": offer p50", ms(r.P50)+" ms", "≤ 1.5 ms", r.P50 <= 1.5)
-				p.target(profile+": offer p99", ms(r.P99)+" ms", "≤ 5 ms", r.P99 <= 5)
+				p.target(profile+": offer p50", ms(r.P50)+" ms", "≤ 1 ms", r.P50 <= 1)
+				p.target(profile+": offer p99", ms(r.P99)+" ms", "≤ 2 ms", r.P99 <= 2)
 			}
 			p.say("%s %s: p50 %s, p99 %s ms", profile, name, ms(r.P50), ms(r.P99))
 			rows = append(rows, []string{profile + " " + name, ms(r.P50), ms(r.P99), ms(r.Max)})
@@ -203,7 +210,8 @@ func waiting(ctx context.Context, o options, p *page) error {
 	return compare(ctx, o, p, .9, free, one, many)
 }
 
-// crowd is what many agents and tasks that wait cost the others.
+// crowd is what many agents and tasks that wait cost the others. The agents have
+// a process of their own: their stacks are not the router's to collect.
 func crowd(ctx context.Context, o options, p *page) error {
 	agents, tasks := 10_000, o.queued
 	if o.quick {
@@ -211,11 +219,11 @@ func crowd(ctx context.Context, o options, p *page) error {
 	}
 	p.section(fmt.Sprintf("%s agents, and %s tasks that nobody can do, on %s", thousands(float64(agents)), thousands(float64(tasks)), r1Lazy))
 	few := &series{name: "10 agents, nothing waits", spec: o.spec(roleFleet, r1Lazy)}
-	few.spec.Agents = 10
+	few.spec.Agents, few.spec.Apart = 10, true
 	many := &series{name: thousands(float64(agents)) + " agents, nothing waits", spec: o.spec(roleFleet, r1Lazy)}
-	many.spec.Agents = agents
+	many.spec.Agents, many.spec.Apart = agents, true
 	full := &series{name: thousands(float64(agents)) + " agents, " + thousands(float64(tasks)) + " tasks wait", spec: o.spec(roleFleet, r1Lazy)}
-	full.spec.Agents, full.spec.Waiting = agents, tasks
+	full.spec.Agents, full.spec.Apart, full.spec.Waiting = agents, true, tasks
 	return compare(ctx, o, p, .8, few, many, full)
 }
 

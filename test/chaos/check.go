@@ -120,6 +120,7 @@ func (f *findings) check() []violation {
 	f.checkEligible()
 	f.checkHumans()
 	f.checkSessions()
+	f.checkSecrets()
 	f.checkAudit()
 	f.checkMesh()
 	f.checkRuns()

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -65,12 +66,13 @@ func (f *findings) checkHumans() {
 			raised[token[3]]++
 		}
 	}
+	down := f.agentsDown()
 	for id, list := range f.records {
 		asked, waited := 0, time.Duration(0)
 		for i := range list {
 			if list[i].Kind == "human" {
 				asked++
-				if i+1 < len(list) {
+				if i+1 < len(list) && !down.any(list[i].Facts.Attempts, list[i].Stored, list[i+1].Stored) {
 					waited = max(waited, list[i+1].Stored.Sub(list[i].Stored))
 				}
 			}
@@ -83,6 +85,36 @@ func (f *findings) checkHumans() {
 			f.fault("8 humans", id, "it waited %s for a human, and no call names it", waited)
 		}
 	}
+}
+
+// span is a time during which something was so.
+type span struct{ from, to time.Time }
+
+// absences are those of agents.
+type absences map[string][]span
+
+// agentsDown is when tasks waited for a human since their agent was lost: he is
+// told that the agent is down, and of what else it failed not before it is back.
+func (f *findings) agentsDown() absences {
+	down := absences{}
+	for _, list := range f.records {
+		for i := range list {
+			r := &list[i]
+			if n := len(r.Facts.Attempts); r.Kind == "human" && i+1 < len(list) && n > 0 && r.Facts.Attempts[n-1].Code == "agent_lost" {
+				agent := r.Facts.Attempts[n-1].AgentID
+				down[agent] = append(down[agent], span{r.Stored, list[i+1].Stored})
+			}
+		}
+	}
+	return down
+}
+
+// any reports whether the agent of the last attempt was down in part of a time.
+func (d absences) any(attempts []rig.PastAttempt, from, to time.Time) bool {
+	if len(attempts) == 0 {
+		return false
+	}
+	return slices.ContainsFunc(d[attempts[len(attempts)-1].AgentID], func(s span) bool { return s.from.Before(to) && from.Before(s.to) })
 }
 
 // contextRecord is a version of a context.
@@ -286,6 +318,7 @@ func (f *findings) checkRuns() {
 			Agents []planNode `json:"agents"`
 		} `json:"definition"`
 		Nodes map[string]node `json:"nodes"`
+		at    time.Time
 	}
 	last := map[string]run{}
 	for i := range f.dumps["FLEET_RUNS"] {
@@ -301,6 +334,7 @@ func (f *findings) checkRuns() {
 		if was := last[id].State; was == "done" || was == "failed" {
 			f.fault("15 runs", id, "it was %s, and then %s", was, r.State)
 		}
+		r.at = m.Time
 		last[id] = r
 	}
 	for id, r := range last {
@@ -319,7 +353,11 @@ func (f *findings) checkRuns() {
 		switch {
 		case o.Op == "run" && o.ok():
 			f.counts["runs"]++
-			if s := last[o.ID].State; s != "done" && s != "failed" {
+			switch s := last[o.ID].State; {
+			case s == "done", s == "failed":
+			case s == "expired" && last[o.ID].at.Sub(time.Unix(0, o.from)) > runTimeout-clockSlack:
+				f.counts["runs out of time"]++
+			default:
 				f.fault("15 runs", o.ID, "it was acknowledged, and is %q", s)
 			}
 		case o.Op == "document" && o.ok():

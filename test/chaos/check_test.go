@@ -48,6 +48,10 @@ func good(t *testing.T) *findings {
 		{line: line{Client: "planner", Op: "document", ID: "r"}, end: line{What: wasOK, ID: "r", Body: []byte("x")}, from: at(5), to: at(6)},
 		{line: line{Client: "clock0", Op: "schedule", ID: "s", Body: body(clockwork{Every: 10})}, end: line{What: wasOK, ID: "s"}, from: at(0), to: at(1)},
 		{line: line{Client: "boss", Op: "dispatch", ID: "t"}, end: line{What: wasOK, ID: "t"}, from: at(1), to: at(2)},
+		{line: line{Client: "vault", Op: "vault", Key: "v"}, end: line{What: wasOK, ID: "a2a-1"}, from: at(1), to: at(2)},
+		{line: line{Client: "vault", Op: "dispatch", ID: "u", Session: "a2a-1"}, end: line{What: wasOK, ID: "u"}, from: at(1), to: at(2)},
+		{line: line{Client: "curious", Op: "pry", ID: "t", Text: "task get"}, end: line{What: wasFail, ID: "t", Code: "not_found"}, from: at(3), to: at(4)},
+		{line: line{Client: "curious", Op: "pry", ID: "t", Text: "task list"}, end: line{What: wasOK, ID: "t", Body: []byte(`{"tasks":[]}`)}, from: at(3), to: at(4)},
 	}
 	f.dumps["FLEET_MESH_STATE"] = []message{{Subject: "fleet.meshstate.pen.m", Data: []byte(`{"state":"processed"}`)}}
 	f.dumps["FLEET_RUNS"] = []message{{Subject: "fleet.run.r", Data: []byte(`{"state":"done"}`)}}
@@ -59,7 +63,10 @@ func good(t *testing.T) *findings {
 		r.Facts.From, r.Stored = "clock0", morning.Add(time.Duration(10*(i+1))*time.Second)
 		f.records[id] = []rig.Record{r}
 	}
-	f.notes = [][]rig.Entry{{{What: rig.WasLetter, Task: "m", From: "pen", Attempt: 1, Agent: "a", Instance: "1"}}}
+	f.notes = [][]rig.Entry{{
+		{What: rig.WasLetter, Task: "m", From: "pen", Attempt: 1, Agent: "a", Instance: "1"},
+		{What: rig.WasOffered, Task: "u", Attempt: 1, Agent: "a", Instance: "1", Words: []string{"canary-u", "canary-v"}},
+	}}
 	f.sums = map[string]map[string]string{"FLEET_TASKS": {"n1": "x", "n2": "x", "n3": "x"}}
 	return f
 }
@@ -68,6 +75,7 @@ func good(t *testing.T) *findings {
 func judge(f *findings) string {
 	f.checkTerms()
 	f.checkSilent()
+	f.checkSecrets()
 	f.checkMesh()
 	f.checkRuns()
 	f.checkClocks()
@@ -120,6 +128,12 @@ func TestCheckerFinds(t *testing.T) {
 			at := morning.UnixNano()
 			f.faults = append(f.faults, &op{line: line{Op: muteAgents, ID: "cast-1"}, from: at, to: at + int64(9*time.Second)})
 			f.notes = append(f.notes, []rig.Entry{{At: at + int64(5*time.Second), What: rig.WasOffered, Task: "t", Agent: "agent-1-0"}})
+		}},
+		{"a word of another session", "16 secrets", func(f *findings) { f.notes[0][1].Words = append(f.notes[0][1].Words, "canary-w") }},
+		{"a list of what is another's", "16 secrets", func(f *findings) { f.ops[len(f.ops)-1].end.Body = []byte(`{"tasks":[{"task_id":"t"}]}`) }},
+		{"a refusal that tells", "16 secrets", func(f *findings) { f.ops[len(f.ops)-2].end.Code = "forbidden" }},
+		{"a run that ends before its time is over", `is "expired"`, func(f *findings) {
+			f.dumps["FLEET_RUNS"][0].Data, f.dumps["FLEET_RUNS"][0].Time = []byte(`{"state":"expired"}`), morning.Add(time.Minute)
 		}},
 		{"a time missed", "was missed, and nothing explains", func(f *findings) { delete(f.records, clockID(f)) }},
 		{"begun too early", "was begun", func(f *findings) { f.records[clockID(f)][0].Stored = morning }},

@@ -32,6 +32,7 @@ type load struct {
 	hard context.Context //nolint:containedctx // gives up what was begun when it ends
 	wg   sync.WaitGroup
 
+	known things
 	since time.Time
 	begun atomic.Int64 // tasks
 }
@@ -51,6 +52,8 @@ func (l *load) start() {
 	for i := range 3 {
 		l.wg.Go(func() { l.sessions(client("team", i), l.rng(5, i)) })
 	}
+	l.wg.Go(func() { l.vaults(client("vault", 0), l.rng(8, 0)) })
+	l.wg.Go(func() { l.pries(client("curious", 0), l.rng(9, 0)) })
 	for i := range 4 {
 		l.wg.Go(func() { l.letters(client("pen", i), l.rng(6, i)) })
 	}
@@ -73,13 +76,14 @@ func (l *load) every(d time.Duration, f func(n int)) {
 	}
 }
 
-// ask asks the API until it is answered with something final.
+// ask asks the API until it is answered with something final. That it is too late
+// now says nothing of an earlier try that nobody answered.
 func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any) error {
 	data, err := json.Marshal(req)
 	if err != nil {
 		return err
 	}
-	for {
+	for tries := 0; ; tries++ {
 		try, cancel := context.WithTimeout(ctx, 5*time.Second)
 		m, err := l.nc.RequestWithContext(try, "fleet.api."+from+"."+noun+"."+verb, data)
 		cancel()
@@ -97,6 +101,8 @@ func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any)
 					return nil
 				}
 				return json.Unmarshal(m.Data, reply)
+			case r.Code == "deadline_exceeded" && tries > 0:
+				return fmt.Errorf("%s %s, after a try that nobody answered: %s", noun, verb, r.Code)
 			case r.Code != "unavailable" && r.Code != "rate_limited":
 				return r
 			default:
@@ -134,6 +140,7 @@ type taskHead struct {
 	Key          string   `json:"idempotency_key,omitempty"`
 	Priority     string   `json:"priority,omitempty"`
 	Timeout      float64  `json:"timeout_seconds,omitzero"`
+	Session      string   `json:"session_id,omitempty"`
 	Agent        string   `json:"agent,omitempty"`
 	Alternatives []string `json:"alternatives,omitempty"`
 	Escalate     string   `json:"escalate,omitempty"`
@@ -247,6 +254,7 @@ func (l *load) dispatch(who string, t task, note line, raw bool) string {
 	end := l.journal.begin(note)
 	var err error
 	var reply rig.View
+	t = marked(t)
 	if raw && t.Task.ID != "" {
 		var data []byte
 		if data, err = json.Marshal(t); err == nil {
@@ -262,6 +270,7 @@ func (l *load) dispatch(who string, t task, note line, raw bool) string {
 		return ""
 	}
 	l.begun.Add(1)
+	l.known.add("task", reply.TaskID)
 	return reply.TaskID
 }
 

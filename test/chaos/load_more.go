@@ -28,6 +28,9 @@ type planNode struct {
 	OnFailure    string   `json:"on_failure"`
 }
 
+// runTimeout is how long a run may take, whatever is done to the fleet.
+const runTimeout = 10 * time.Minute
+
 // runs starts runs of four nodes, two of them side by side, and reads what
 // came of each twice.
 func (l *load) runs(who string, rng *rand.Rand) {
@@ -35,7 +38,7 @@ func (l *load) runs(who string, rng *rand.Rand) {
 	defer follow.Wait()
 	l.every(1500*time.Millisecond, func(n int) {
 		id := fmt.Sprintf("%s-%d", who, n)
-		def := map[string]any{"task_id": id, "timeout": 600, "description": id}
+		def := map[string]any{"task_id": id, "timeout": runTimeout.Seconds(), "description": id}
 		nodes := []planNode{{ID: "a"}, {ID: "b", Dependencies: []string{"a"}}, {ID: "c", Dependencies: []string{"a"}}, {ID: "d", Dependencies: []string{"b", "c"}}}
 		for i := range nodes {
 			nodes[i].MaxRetries, nodes[i].OnFailure, nodes[i].Brief = 5, "continue", rig.Play(rig.Step{Do: rig.DoDone, MS: rng.IntN(200)})
@@ -52,6 +55,7 @@ func (l *load) runs(who string, rng *rand.Rand) {
 		what, code := told(err)
 		end(what, line{State: reply.State, Code: code})
 		if err == nil {
+			l.known.add("run", id)
 			follow.Go(func() { l.follow(who, id) })
 		}
 	})
@@ -105,6 +109,7 @@ func (l *load) sessions(who string, rng *rand.Rand) {
 		if err != nil {
 			return
 		}
+		l.known.add("session", id)
 		life, over := context.WithTimeout(l.stop, time.Duration(8+rng.IntN(8))*time.Second)
 		var wg sync.WaitGroup
 		for i := range 3 {

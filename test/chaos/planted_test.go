@@ -47,6 +47,7 @@ var bugs = []struct{ name, want, only string }{
 	{"retry_at_once", "VIOLATION 5 backoff", ""},
 	{"budget_ignored", "VIOLATION 7 budget", ""},
 	{"tokens_twice", "tokens are counted", ""},
+	{"stranger_sees", "16 secrets", ""},
 	{"ghost_offered", "24 silence", muteAgents},
 	{"leak", "25 resources", ""},
 }

@@ -40,7 +40,8 @@ type line struct {
 	Code    string  `json:"code,omitempty"`    // of a refusal
 	To      string  `json:"to,omitempty"`      // agent that alone may have it
 	Kind    string  `json:"kind,omitempty"`    // label that its agent must have
-	Body    []byte  `json:"body,omitempty"`    // of a webhook, and of a document
+	Session string  `json:"session,omitempty"` // of a task
+	Body    []byte  `json:"body,omitempty"`    // of a webhook, of a document, and of what nobody should have been told
 }
 
 // scribe writes a journal.

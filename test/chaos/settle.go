@@ -142,11 +142,11 @@ func (d *drain) left(ctx context.Context) (left []string, err error) {
 	if len(open) > 0 {
 		left = append(left, fmt.Sprintf("tasks %v, such as %s", open, example))
 	}
-	inbox, err := d.c.js.Stream(ctx, "FLEET_INBOX")
+	inbox, err := d.c.js.Consumer(ctx, "FLEET_INBOX", "routers")
 	if err != nil {
 		return nil, err
 	}
-	if n := inbox.CachedInfo().State.Msgs; n > 0 {
+	if n := inbox.CachedInfo().NumPending + uint64(inbox.CachedInfo().NumAckPending); n > 0 {
 		left = append(left, fmt.Sprintf("%d in the inbox", n))
 	}
 	letters, err := d.letters(ctx)

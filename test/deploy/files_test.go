@@ -59,6 +59,86 @@ func TestUnits(t *testing.T) {
 	}
 }
 
+// What the first lines of the units say to do puts in place what they and their
+// variables name, for those who have to read it.
+func TestUnitsAreInstalled(t *testing.T) {
+	t.Parallel()
+	from, root := t.TempDir(), t.TempDir()
+	if err := os.CopyFS(filepath.Join(from, "deploy"), os.DirFS("../../deploy")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"ca.crt", "server.crt", "server.key"} {
+		if err := os.WriteFile(filepath.Join(from, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(root, "etc", "systemd", "system"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	here := regexp.MustCompile(`(?m)^#   ((?:mkdir|cp|ln|install) .*)$`)
+	for _, unit := range []string{"nats", "parley"} {
+		var script strings.Builder
+		script.WriteString("set -eu\numask 022\n")
+		for _, m := range here.FindAllStringSubmatch(read(t, "../../deploy/systemd/"+unit+".service"), -1) {
+			script.WriteString(strings.ReplaceAll(m[1], " /etc/", " "+root+"/etc/") + "\n")
+		}
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", script.String())
+		cmd.Dir = from
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s\n%s", unit, err, script.String(), out)
+		}
+		if got := read(t, filepath.Join(root, "etc", "systemd", "system", unit+".service")); got != read(t, "../../deploy/systemd/"+unit+".service") {
+			t.Errorf("systemd has another %s.service", unit)
+		}
+	}
+	if conf := read(t, filepath.Join(root, "etc", "nats", "nats.conf")); !strings.Contains(conf, "\ninclude cluster.conf\n") {
+		t.Errorf("nats-server is started with\n%s", conf)
+	}
+	for path, mode := range map[string]os.FileMode{
+		"nats/nats.env":   0o600,
+		"nats/tls/ca.crt": 0o644, "nats/tls/server.crt": 0o644, "nats/tls/server.key": 0o400,
+		"parley": 0o755, "parley/parley.env": 0o600,
+		// parley.service is nobody's of this machine
+		strings.TrimPrefix(variable(t, "../../deploy/systemd/parley.env", "PARLEY_TLSCA"), "/etc/"): 0o644,
+	} {
+		if info, err := os.Stat(filepath.Join(root, "etc", path)); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v, want mode %o", path, info, err, mode)
+		}
+	}
+}
+
+// variable is what a file of variables has for a name.
+func variable(t *testing.T, path, name string) string {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^` + name + `=(.*)$`).FindStringSubmatch(read(t, path))
+	if m == nil {
+		t.Fatalf("%s has no %s", path, name)
+	}
+	return m[1]
+}
+
+// Keys that the script makes where the guide has it make them are for nobody
+// else: not in a commit, not in an image.
+func TestKeysStayHere(t *testing.T) {
+	t.Parallel()
+	git := tool(t, "git")
+	if _, err := os.Stat("../../.git"); err != nil {
+		t.Skip("this is no clone")
+	}
+	ignored := strings.Fields(read(t, "../../.dockerignore"))
+	for _, m := range regexp.MustCompile(`(?m)certificates\.sh ([\w/.-]+)`).FindAllStringSubmatch(read(t, "../../docs/guide/operations.md"), -1) {
+		key := m[1] + "/ca.key"
+		cmd := exec.CommandContext(t.Context(), git, "-c", "safe.directory=*", "check-ignore", "--quiet", key)
+		cmd.Dir = "../.."
+		if err := cmd.Run(); err != nil {
+			t.Errorf("git add takes %s: %v", key, err)
+		}
+		if !slices.Contains(ignored, m[1]) && !slices.Contains(ignored, "**/*.key") {
+			t.Errorf("an image is built with %s", key)
+		}
+	}
+}
+
 // nats.env, the values of the unit, and compose.yaml set what the configurations
 // ask for.
 func TestVariablesAreNamed(t *testing.T) {
@@ -124,9 +204,30 @@ func TestCertificates(t *testing.T) {
 	tool(t, "openssl")
 	dir := filepath.Join(t.TempDir(), "tls")
 	script := "../../deploy/container/certificates.sh"
-	if out, err := exec.CommandContext(t.Context(), "sh", script, dir).CombinedOutput(); err != nil {
+	certified(t, []string{script, dir}, "n1", "n2", "n3", "localhost", "127.0.0.1")
+	if err := exec.CommandContext(t.Context(), "sh", script, dir).Run(); err == nil {
+		t.Error("a second run replaces the authority")
+	}
+	// The servers of Kubernetes, as the guide has them named.
+	guided := regexp.MustCompile(`(?m)certificates\.sh \S+ (nats .*)$`).FindStringSubmatch(read(t, "../../docs/guide/operations.md"))
+	if guided == nil {
+		t.Fatal("the guide names no servers of Kubernetes")
+	}
+	names := strings.Fields(guided[1])
+	if want := []string{"nats", "nats-0.nats-headless", "nats-1.nats-headless", "nats-2.nats-headless"}; !slices.Equal(names, want) {
+		t.Errorf("the guide names %q, the NATS chart %q", names, want)
+	}
+	certified(t, append([]string{script, filepath.Join(t.TempDir(), "tls")}, names...), names...)
+}
+
+// certified runs the script with what follows its name, a directory first, and
+// checks that what it made there is good for servers of these names.
+func certified(t *testing.T, command []string, names ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "sh", command...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	dir := command[1]
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key"))
 	if err != nil {
 		t.Fatal(err)
@@ -135,14 +236,11 @@ func TestCertificates(t *testing.T) {
 	if !roots.AppendCertsFromPEM([]byte(read(t, filepath.Join(dir, "ca.crt")))) {
 		t.Fatal("no authority")
 	}
-	for _, name := range []string{"n1", "n2", "n3", "localhost", "127.0.0.1"} {
+	for _, name := range names {
 		for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
 			if _, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-	}
-	if err := exec.CommandContext(t.Context(), "sh", script, dir).Run(); err == nil {
-		t.Error("a second run replaces the authority")
 	}
 }

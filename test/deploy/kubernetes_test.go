@@ -2,6 +2,8 @@ package deploy_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"parley/test/deploy"
 )
@@ -19,10 +22,16 @@ import (
 // natsValues is what deploy/helm/nats-values.yaml says to the official NATS
 // chart.
 type natsValues struct {
+	TLSCA struct {
+		Enabled    bool
+		SecretName string `yaml:"secretName"`
+	} `yaml:"tlsCA"`
 	Config struct {
+		NATS    struct{ TLS secured }
 		Cluster struct {
 			Enabled  bool
 			Replicas int
+			TLS      secured
 		}
 		JetStream struct {
 			Enabled   bool
@@ -38,6 +47,24 @@ type natsValues struct {
 		Patch []patch
 	}
 	PodTemplate struct{ Patch []patch } `yaml:"podTemplate"`
+}
+
+// secured is how a port speaks TLS.
+type secured struct {
+	Enabled    bool
+	SecretName string `yaml:"secretName"`
+	Merge      map[string]any
+}
+
+// block is what the chart writes for it, where the files are in dir.
+func (s secured) block(t *testing.T, dir string) map[string]any {
+	t.Helper()
+	if !s.Enabled || s.SecretName == "" {
+		t.Fatalf("a port speaks without TLS: %+v", s)
+	}
+	all := map[string]any{"cert_file": filepath.Join(dir, "server.crt"), "key_file": filepath.Join(dir, "server.key"), "ca_file": filepath.Join(dir, "ca.crt")}
+	maps.Copy(all, s.Merge)
+	return all
 }
 
 type patch struct {
@@ -58,16 +85,26 @@ var (
 	include = regexp.MustCompile(`"[0-9]*\$include":\s*"([^"]*)",?`)
 )
 
-// TestKubernetesNATS lays a server's files out as the values of the official
-// NATS chart have them mounted, and starts it: the same people are let in.
+// TestKubernetesNATS lays the files of three servers out as the values of the
+// official NATS chart have them mounted, and starts them: the same people are let
+// in, over TLS, and nobody is a server who has no certificate.
 func TestKubernetesNATS(t *testing.T) {
-	s, _ := kubernetes(t, read(t, "../../deploy/helm/nats-values.yaml"), "accounts.conf")
-	stream(t, connect(t, s, "kubernetes", deploy.Worker), 1)
+	s, all := kubernetes(t, read(t, "../../deploy/helm/nats-values.yaml"), "accounts.conf")
+	for _, ns := range all {
+		reached(t, "kubernetes", ns)
+		safe(t, ns)
+		guarded(t, s, ns)
+	}
+	stream(t, connect(t, s, "kubernetes", deploy.Worker), 3)
 	identities(t, s, "kubernetes")
+	if !speaksTLS(t, strings.TrimPrefix(s.URL("kubernetes"), "nats://")) {
+		t.Error("a server takes clients without TLS")
+	}
 }
 
 // TestKubernetesCallout: the lines about identities only wait for their sign to be
-// taken away.
+// taken away. The servers let in whom accounts.conf names, without asking, and nobody
+// else while no worker answers.
 func TestKubernetesCallout(t *testing.T) {
 	values := read(t, "../../deploy/helm/nats-values.yaml")
 	for _, line := range []string{"    # 01$include: ", "    # NATS_CALLOUT_ISSUER: "} {
@@ -76,16 +113,33 @@ func TestKubernetesCallout(t *testing.T) {
 		}
 		values = strings.Replace(values, line, strings.Replace(line, "# ", "", 1), 1)
 	}
-	s, opts := kubernetes(t, values, "accounts.conf", "callout.conf")
-	if opts.AuthCallout == nil || opts.AuthCallout.Account != "FLEET" {
-		t.Errorf("the server asks %+v", opts.AuthCallout)
+	s, all := kubernetes(t, values, "accounts.conf", "callout.conf")
+	for _, ns := range all {
+		reached(t, "kubernetes", ns)
 	}
-	stream(t, connect(t, s, "kubernetes", deploy.Worker), 1)
+	stream(t, connect(t, s, "kubernetes", deploy.Worker), 3)
+	worker := connect(t, s, "kubernetes", deploy.Worker)
+	asked := make(chan struct{}, 8)
+	if _, err := worker.Subscribe("$SYS.REQ.USER.AUTH", func(*nats.Msg) { asked <- struct{}{} }); err != nil {
+		t.Fatal(err)
+	}
+	if err := worker.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if nc, err := dial(s, "kubernetes", "bot", "a proof"); err == nil {
+		nc.Close()
+		t.Error("somebody is let in whom no worker knows")
+	}
+	select {
+	case <-asked:
+	default:
+		t.Error("no worker is asked who may connect")
+	}
 }
 
-// kubernetes starts a server as the values say, with the variables that the files
-// named ask for. It gives the site, whose node kubernetes it is, and what it has read.
-func kubernetes(t *testing.T, values string, asking ...string) (*deploy.Site, *server.Options) {
+// kubernetes begins three servers as the values say, with the variables that the
+// files named ask for. The site's node kubernetes is one of them.
+func kubernetes(t *testing.T, values string, asking ...string) (*deploy.Site, []*server.Server) {
 	t.Helper()
 	var v natsValues
 	if err := yaml.Unmarshal([]byte(values), &v); err != nil {
@@ -102,12 +156,37 @@ func kubernetes(t *testing.T, values string, asking ...string) (*deploy.Site, *s
 			t.Errorf("%s is given: %t, asked for: %t", name, given, asked)
 		}
 	}
-	root := t.TempDir()
-	mount(t, root, &v)
-	jetstream := v.Config.JetStream.Merge
-	jetstream["store_dir"], jetstream["max_file_store"] = filepath.Join(root, "data"), "<< 20Gi >>"
-	conf := v.Config.Merge
-	conf["server_name"], conf["host"], conf["port"], conf["jetstream"] = "nats-0", "127.0.0.1", -1, jetstream
+	if !v.TLSCA.Enabled || v.TLSCA.SecretName == "" {
+		t.Errorf("nobody says whose certificates count: %+v", v.TLSCA)
+	}
+	files := filepath.Dir(s.CA)
+	addresses := []string{deploy.FreeAddress(t), deploy.FreeAddress(t), deploy.FreeAddress(t)}
+	routes := []string{"tls://" + addresses[0], "tls://" + addresses[1], "tls://" + addresses[2]}
+	slices.Sort(routes)
+	var all []*server.Server
+	for i, address := range addresses {
+		root := t.TempDir()
+		mount(t, root, &v)
+		jetstream, conf := maps.Clone(v.Config.JetStream.Merge), maps.Clone(v.Config.Merge)
+		jetstream["store_dir"], jetstream["max_file_store"] = filepath.Join(root, "data"), "<< 20Gi >>"
+		conf["server_name"], conf["host"], conf["port"], conf["jetstream"] = fmt.Sprint("nats-", i), "127.0.0.1", -1, jetstream
+		conf["tls"] = v.Config.NATS.TLS.block(t, files)
+		conf["cluster"] = map[string]any{"name": "nats", "listen": address, "no_advertise": true, "routes": routes, "tls": v.Config.Cluster.TLS.block(t, files)}
+		opts, err := server.ProcessConfigFile(formatted(t, root, conf))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, begin(t, "kubernetes", opts))
+	}
+	reached(t, "kubernetes", all[0])
+	s.At("kubernetes", all[0].ClientURL())
+	return s, all
+}
+
+// formatted writes a configuration below root as the chart writes it, and is its
+// path.
+func formatted(t *testing.T, root string, conf map[string]any) string {
+	t.Helper()
 	text, err := json.MarshalIndent(conf, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -121,14 +200,7 @@ func kubernetes(t *testing.T, values string, asking ...string) (*deploy.Site, *s
 	if err := os.WriteFile(file, []byte(plain), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	opts, err := server.ProcessConfigFile(file)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, plain)
-	}
-	ns := serve(t, "kubernetes", opts)
-	safe(t, ns)
-	s.At("kubernetes", ns.ClientURL())
-	return s, opts
+	return file
 }
 
 // mount writes below root what the pod sees of the config map that the values'

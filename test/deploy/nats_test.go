@@ -2,6 +2,8 @@ package deploy_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -49,14 +51,7 @@ func run(t *testing.T, s *deploy.Site, nodes ...string) []*server.Server {
 	return all
 }
 
-// serve starts one server, until the test ends.
-func serve(t *testing.T, node string, opts *server.Options) *server.Server {
-	t.Helper()
-	ns := begin(t, node, opts)
-	reached(t, node, ns)
-	return ns
-}
-
+// begin starts one server, until the test ends.
 func begin(t *testing.T, node string, opts *server.Options) *server.Server {
 	t.Helper()
 	opts.NoLog, opts.NoSigs = true, true
@@ -97,7 +92,7 @@ func dial(s *deploy.Site, node, user, password string, more ...nats.Option) (*na
 	if user != "" {
 		opts = append(opts, nats.UserInfo(user, password))
 	}
-	if strings.HasPrefix(node, "cluster") {
+	if node != "single" && node != "leaf" {
 		opts = append(opts, nats.RootCAs(s.CA))
 	}
 	return nats.Connect(s.URL(node), append(opts, more...)...)
@@ -124,6 +119,36 @@ func private(t *testing.T, ns *server.Server) {
 	t.Helper()
 	if at := ns.MonitorAddr(); at == nil || !at.IP.IsLoopback() {
 		t.Errorf("%s has its monitoring pages at %v, want the loopback", ns.Name(), at)
+	}
+}
+
+// guarded checks that a server takes nobody for another server who has no
+// certificate.
+func guarded(t *testing.T, s *deploy.Site, ns *server.Server) {
+	t.Helper()
+	pair, err := tls.LoadX509KeyPair(filepath.Join(filepath.Dir(s.CA), "server.crt"), filepath.Join(filepath.Dir(s.CA), "server.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(read(t, s.CA))) {
+		t.Fatal("no authority")
+	}
+	for _, pairs := range [][]tls.Certificate{nil, {pair}} {
+		d := tls.Dialer{Config: &tls.Config{RootCAs: roots, Certificates: pairs, MinVersion: tls.VersionTLS13}}
+		c, err := d.DialContext(t.Context(), "tcp", ns.ClusterAddr().String())
+		if err != nil {
+			t.Fatalf("the routes of %s: %v", ns.Name(), err)
+		}
+		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		// The first word of a server says who it is.
+		n, err := c.Read(make([]byte, 16))
+		if taken := err == nil && n > 0; taken != (pairs != nil) {
+			t.Errorf("%s takes a route with %d certificates: %t (%v)", ns.Name(), len(pairs), taken, err)
+		}
+		c.Close()
 	}
 }
 
@@ -167,6 +192,7 @@ func TestCluster(t *testing.T) {
 	all := run(t, s, "cluster-1", "cluster-2", "cluster-3")
 	for _, ns := range all {
 		safe(t, ns)
+		guarded(t, s, ns)
 	}
 	stream(t, connect(t, s, "cluster-2", deploy.Worker), 3)
 	identities(t, s, "cluster-1")

@@ -38,7 +38,7 @@ func TestReplaceServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	opts.StoreDir = t.TempDir()
-	serve(t, "n4", opts)
+	reached(t, "n4", begin(t, "n4", opts))
 	wait(t, "a new server that is well", func() bool { return answers(t, s.Monitor("cluster-3")+"/healthz") })
 
 	sys := connect(t, s, "cluster-2", deploy.System)

@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -185,6 +186,13 @@ func TestBackup(t *testing.T) {
 
 	s.broker("single")
 	s.well(s.Monitor("single") + "/healthz")
+	index := filepath.Join(backup, "OBJ_FLEET_INDEX")
+	if _, err := os.Stat(index); err != nil { // the guide has it removed
+		t.Error(err)
+	}
+	if err := os.RemoveAll(index); err != nil {
+		t.Fatal(err)
+	}
 	stockCLI("account", "restore", backup)
 	serve("serve-2")
 	if out := s.does(ci, "task", "get", "ended"); !strings.Contains(out, "before the backup") || !strings.Contains(out, "done") {

@@ -8,9 +8,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	exact "github.com/go-json-experiment/json"
 
 	"parley/bus"
 	"parley/subjects"
@@ -217,14 +221,23 @@ func (s spy) Subscribe(subject, queue string, fn func(bus.Msg)) (*bus.Subscripti
 				Code string `json:"code"`
 			} `json:"reason"`
 		}
-		_ = json.Unmarshal(m.Data, &about) // the harness refuses what is no JSON
+		_ = exact.Unmarshal(m.Data, &about) // the harness refuses what is no JSON
 		if strings.HasPrefix(subject, "fleet.offer.") {
-			s.p.note(Entry{What: WasOffered, Task: about.Task.ID, Attempt: about.Attempt})
+			s.p.note(Entry{What: WasOffered, Task: about.Task.ID, Attempt: about.Attempt, Words: wordsIn(m.Data)})
 		} else {
 			s.p.note(Entry{What: WasControl, Task: about.TaskID, Attempt: about.Attempt, Code: about.Action, Status: about.Reason.Code})
 		}
 		fn(m)
 	})
+}
+
+var word = regexp.MustCompile(`canary-[a-z0-9-]+`)
+
+// wordsIn are the different words in an offer, see Mark.
+func wordsIn(offer []byte) []string {
+	words := word.FindAllString(string(offer), -1)
+	slices.Sort(words)
+	return slices.Compact(words)
 }
 
 // RequestUntil notes results and what they were answered.

@@ -12,18 +12,19 @@ import (
 // written with one write before (or as) it happens, so SIGKILL loses nothing
 // that others may know of.
 type Entry struct {
-	At       int64  `json:"at"` // ns
-	What     string `json:"what"`
-	Agent    string `json:"agent"`
-	Instance string `json:"instance"`
-	Epoch    int64  `json:"epoch"`
-	Task     string `json:"task,omitempty"`
-	Attempt  int    `json:"attempt,omitempty"`
-	Nonce    string `json:"nonce,omitempty"`  // of one execution
-	Status   string `json:"status,omitempty"` // of the result
-	Code     string `json:"code,omitempty"`   // of the answer, "ok" when it counted
-	From     string `json:"from,omitempty"`   // of a letter
-	State    string `json:"state,omitempty"`  // of the task, by the answer
+	At       int64    `json:"at"` // ns
+	What     string   `json:"what"`
+	Agent    string   `json:"agent"`
+	Instance string   `json:"instance"`
+	Epoch    int64    `json:"epoch"`
+	Task     string   `json:"task,omitempty"`
+	Attempt  int      `json:"attempt,omitempty"`
+	Nonce    string   `json:"nonce,omitempty"`  // of one execution
+	Status   string   `json:"status,omitempty"` // of the result
+	Code     string   `json:"code,omitempty"`   // of the answer, "ok" when it counted
+	From     string   `json:"from,omitempty"`   // of a letter
+	State    string   `json:"state,omitempty"`  // of the task, by the answer
+	Words    []string `json:"words,omitempty"`  // in an offer: the words by which its parts are known, see Mark
 }
 
 // What an entry says.

@@ -9,6 +9,7 @@ import (
 // attempt, in the second, and so on; the last step holds for all that follow.
 type Script struct {
 	Steps []Step `json:"steps"`
+	Word  string `json:"word,omitempty"` // says nothing to its agents
 }
 
 // Step is what an agent does in one attempt, after MS milliseconds.
@@ -33,11 +34,25 @@ const (
 
 // Play is the brief of a script.
 func Play(steps ...Step) string {
-	data, err := json.Marshal(Script{steps})
+	return Script{Steps: steps}.brief()
+}
+
+func (s Script) brief() string {
+	data, err := json.Marshal(s)
 	if err != nil {
 		panic(err)
 	}
 	return string(data)
+}
+
+// Mark puts a word into a brief.
+func Mark(brief, word string) string {
+	var s Script
+	if json.Unmarshal([]byte(brief), &s) != nil {
+		return brief + " " + word
+	}
+	s.Word = word
+	return s.brief()
 }
 
 // StepAt is the step of an attempt; a brief that is no script is done at once.

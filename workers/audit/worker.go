@@ -181,10 +181,13 @@ func (w *Worker) Run(ctx context.Context) error {
 // follow reads a source. Once a message was not handed on, none is: what is
 // written must have no gap.
 func (w *Worker) follow(ctx context.Context, s source, after uint64, items chan<- item) error {
-	ended := false
+	ended, seen := false, newLately()
 	return w.bus.Tail(ctx, bus.Tail{
 		Stream: s.stream, Subjects: s.subjects, StartSeq: after + 1,
 		Handle: func(m bus.Msg) {
+			if seen.again(m) {
+				return
+			}
 			lines, err := s.lines(m)
 			if err != nil {
 				w.log.Warn("no audit line can be made", slog.String("stream", s.stream), slog.Uint64("seq", m.Seq), slog.Any("error", err))

@@ -108,6 +108,24 @@ func store(t *testing.T, b *bus.Bus, task subjects.TaskID, events ...fleet.Event
 	}
 }
 
+// A write that was repeated after its subject had been purged is there twice,
+// and is told of once.
+func TestARepeatAfterAPurge(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	queued := fleet.Event{Kind: fleet.KindQueued, State: fleet.StateQueued}
+	store(t, b, "t", queued)
+	if err := b.Purge(t.Context(), subjects.StreamTasks, subjects.Task("t")); err != nil {
+		t.Fatal(err)
+	}
+	store(t, b, "t", queued) // by the same write ids
+	store(t, b, "u", queued)
+	if lines := eventually(t, b, 2); string(lines[len(lines)-1].Data) == string(lines[0].Data) {
+		t.Errorf("the same line twice: %s", lines[0].Data)
+	}
+}
+
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	if _, err := audit.New(audit.Config{}); err == nil {

@@ -192,7 +192,11 @@ func (w *Worker) do(ctx context.Context, d due) error {
 // putAlert stores an alert over its revision, with what has happened to it.
 func (w *Worker) putAlert(ctx context.Context, id string, a fleet.Alert, rev uint64, e fleet.AlertEvent) error {
 	e.AlertID = a.AlertID
-	rev, err := w.kv.Telling(told(&e)).Update(ctx, alertKey+id, fleet.MustEncode(a), rev)
+	ttl := time.Duration(0)
+	if a.State == fleet.AlertResolved && a.Group["task"] != "" { // no other task will ever be of this group
+		ttl = keepAlert
+	}
+	rev, err := w.kv.Telling(told(&e)).UpdateFor(ctx, alertKey+id, fleet.MustEncode(a), rev, ttl)
 	if err != nil {
 		return err
 	}

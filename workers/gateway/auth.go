@@ -135,6 +135,9 @@ func (a *authenticator) verify(ctx context.Context, token string) (subjects.Agen
 		f.cause = err
 		return "", f
 	}
+	if t.Subject == "" { // whoever has one like it would be the same caller
+		return "", faultf(kindUnauthenticated, "the token names nobody: it has no claim sub")
+	}
 	return named("jwt", t.Issuer, t.Subject), nil
 }
 

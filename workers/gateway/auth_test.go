@@ -87,6 +87,7 @@ func TestJWT(t *testing.T) {
 	}
 	for name, change := range map[string]func(*jwt.Claims){
 		"expired":          func(c *jwt.Claims) { c.Expiry = jwt.NewNumericDate(now.Add(-time.Hour)) },
+		"nobody":           func(c *jwt.Claims) { c.Subject = "" },
 		"another audience": func(c *jwt.Claims) { c.Audience = jwt.Audience{"other"} },
 		"another issuer":   func(c *jwt.Claims) { c.Issuer = other.url },
 	} {

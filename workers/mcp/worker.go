@@ -81,8 +81,10 @@ func (w *Worker) instructions() string {
 }
 
 // Serve speaks with one caller over in and out until either ends, or ctx does.
+// What in has asked before its end is answered, in a minute at most.
 func (w *Worker) Serve(ctx context.Context, from subjects.AgentID, in io.ReadCloser, out io.WriteCloser) error {
-	err := w.server(from).Run(ctx, &sdk.IOTransport{Reader: in, Writer: out, MaxLineLength: maxBody})
+	p := newPiped(in, out)
+	err := w.server(from).Run(ctx, &sdk.IOTransport{Reader: reader{p}, Writer: writer{p}, MaxLineLength: maxBody})
 	if ctx.Err() != nil || errors.Is(err, io.EOF) {
 		return nil
 	}

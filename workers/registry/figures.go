@@ -27,11 +27,18 @@ func (w *Worker) Figures() fleet.AgentFigures {
 	return w.view.figures(w.now())
 }
 
+// missedFor is how long figures count an instance as lost: whoever said that it
+// goes is not missed, and who has been replaced is not missed for ever.
+const missedFor = time.Hour
+
 func (v *view) figures(now time.Time) fleet.AgentFigures {
 	agents := make(map[fleet.AgentCount]int)
 	servers := make(map[fleet.MCPCount]int)
 	for k, in := range v.instances {
 		state := v.stateOf(k, in, now)
+		if state == fleet.AgentMissing && (in.draining || now.Sub(in.seen) > missedFor) {
+			continue
+		}
 		agents[fleet.AgentCount{State: state, Tier: cmp.Or(in.announce.Worker.ModelTier, "none")}]++
 		if state == fleet.AgentMissing {
 			continue

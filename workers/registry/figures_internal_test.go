@@ -26,6 +26,9 @@ func TestFiguresCountInstances(t *testing.T) {
 	add("cooling", "opus", 0, nil, now)
 	add("drained", "opus", 0, nil, now)
 	add("lost", "opus", 0, fleet.MCPHealth{"git": "ok"}, now.Add(-time.Hour))
+	add("left", "opus", 0, nil, now.Add(-time.Hour))
+	v.instances[key{"left", "main"}].draining = true // it said so
+	add("long lost", "opus", 0, nil, now.Add(-time.Hour-time.Second))
 	v.cool("cooling", &fleet.AgentCooling{Until: now.Add(time.Minute)})
 	v.drain("drained", &fleet.AgentDrained{By: "op"}, now)
 	want := fleet.AgentFigures{

@@ -82,6 +82,12 @@ func (w *Worker) reread(ctx context.Context, id subjects.TaskID) (*view, error) 
 	if err != nil {
 		return nil, unavailable(err)
 	}
+	w.mu.Lock()
+	known := w.core.lastSeq(id)
+	w.mu.Unlock()
+	if m.Seq < known {
+		return nil, unavailable(fmt.Errorf("record %d is the last that the stream's leader has of task %s; %d was heard", m.Seq, id, known))
+	}
 	ev, err := fleet.DecodeEvent(m.Data)
 	if err != nil {
 		return nil, fmt.Errorf("decode record %d of task %s: %w", m.Seq, id, err)

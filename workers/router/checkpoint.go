@@ -72,7 +72,7 @@ func (w *Worker) checkpoint(ctx context.Context, leisurely bool) error {
 		})
 		_ = pipe.CloseWithError(errors.Join(out.err, out.w.Flush()))
 	}()
-	err = w.index.Put(ctx, checkpointName, r)
+	err = w.index.PutOnly(ctx, checkpointName, r)
 	_ = r.CloseWithError(err)
 	<-done
 	if err != nil {

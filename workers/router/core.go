@@ -41,6 +41,10 @@ type core struct {
 	settleAt time.Time // from then on "nobody could ever" and lost leases are believed
 	settled  bool
 	ticked   time.Time // when tick was last called
+	stood    uint64    // how often it has stood still, or was cut off, or its clock was set back
+	listens  time.Time // since when it does, see listen
+	// orphansAt is when orphans has to look again; zero: it has not.
+	orphansAt time.Time
 	// generation of the fleet when all classes that wait were last looked at.
 	generation uint64
 

@@ -193,9 +193,12 @@ func (w *Worker) claimKey(ctx context.Context, from subjects.AgentID, key string
 	return was.TaskID, nil
 }
 
+// inboxDurable is the consumer by which routers share the raw door.
+const inboxDurable = "routers"
+
 func (w *Worker) inbox() bus.Consumer {
 	return bus.Consumer{
-		Stream: subjects.StreamInbox, Durable: "routers",
+		Stream: subjects.StreamInbox, Durable: inboxDurable,
 		Concurrency: 64, AckWait: 30 * time.Second, MaxAckPending: 4096, DeadLetter: true,
 	}
 }

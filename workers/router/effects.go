@@ -4,13 +4,20 @@ import "time"
 
 // with runs f on the core under its lock and carries out what comes of it.
 func (w *Worker) with(f func(c *core, now time.Time)) {
+	for _, e := range w.decide(f) {
+		w.pool.Go(func() { w.carryOut(e) })
+	}
+}
+
+// decide runs f, and returns what of its effects is to be begun.
+func (w *Worker) decide(f func(c *core, now time.Time)) (begin []effect) {
 	w.mu.Lock()
+	defer w.mu.Unlock() // whatever f does: some callers recover
 	f(w.core, w.now())
-	var begin []effect
 	for _, e := range w.core.take() {
 		switch e.(type) {
-		case offer:
-			begin = append(begin, e) // as many as there are free slots
+		case offer, catchUp:
+			begin = append(begin, e) // as many as there are free slots, and one
 		case recall, tell:
 			// An agent that is gone does not answer for long: nothing waits for it,
 			// and its next heartbeat has it told again.
@@ -27,17 +34,14 @@ func (w *Worker) with(f func(c *core, now time.Time)) {
 		w.todo = w.todo[1:]
 		w.doing++
 	}
-	w.mu.Unlock()
-	for _, e := range begin {
-		w.pool.Go(func() { w.carryOut(e) })
-	}
+	return begin
 }
 
 // carryOut does one effect, and then whatever waits to be done. Run joins it.
 func (w *Worker) carryOut(e effect) {
 	w.doOne(e)
 	switch e.(type) {
-	case offer:
+	case offer, catchUp:
 		return
 	case recall, tell:
 		w.mu.Lock()

@@ -37,6 +37,11 @@ func (w *Worker) housekeep(ctx context.Context) {
 			return
 		case <-disk.C:
 			w.lookAtDisk(ctx)
+			if w.owns("inbox") {
+				if err := w.bus.DropDone(ctx, subjects.StreamInbox, inboxDurable); err != nil && ctx.Err() == nil {
+					w.log.Warn("clear up the inbox", slog.Any("error", err))
+				}
+			}
 		case <-save.C:
 			began := time.Now()
 			saved = w.saveIfNew(ctx, saved, true)
@@ -102,7 +107,11 @@ func (w *Worker) sweep(ctx context.Context) error {
 	old := w.now().Add(-keepAfterEnd)
 	read, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var purge []subjects.TaskID
+	type end struct {
+		task subjects.TaskID
+		seq  uint64
+	}
+	var purge []end
 	stopped := false
 	err = w.bus.Tail(read, bus.Tail{
 		Stream: subjects.StreamTasks, StartSeq: max(st.FirstSeq, w.sweptTo), HeadersOnly: true,
@@ -118,7 +127,7 @@ func (w *Worker) sweep(ctx context.Context) error {
 			w.sweptTo = m.Seq
 			vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject)
 			if ok && m.Header.Get(subjects.HeaderKind) == fleet.KindOutcome {
-				purge = append(purge, subjects.TaskID(vars[0]))
+				purge = append(purge, end{subjects.TaskID(vars[0]), m.Seq})
 			}
 		},
 		CaughtUp: func(uint64) { cancel() },
@@ -126,8 +135,8 @@ func (w *Worker) sweep(ctx context.Context) error {
 	if err != nil && read.Err() == nil {
 		return err
 	}
-	for _, id := range purge {
-		if err := w.bus.Purge(ctx, subjects.StreamTasks, subjects.Task(id)); err != nil {
+	for _, e := range purge { // whoever was faster may have a new task of that id
+		if err := w.bus.PurgeUpTo(ctx, subjects.StreamTasks, subjects.Task(e.task), e.seq); err != nil {
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -133,19 +134,46 @@ func TestQueueKeepsTheOldestFirst(t *testing.T) {
 	})
 }
 
+// TestAgeingRaisesALevel: what has waited long takes the turns that nobody of
+// its own level or above wants, and never those of the first.
 func TestAgeingRaisesALevel(t *testing.T) {
 	t.Parallel()
-	x, c := newIndex(), &class{}
-	s, e := x.add("old-and-low")
-	e.priority, e.created = 3, 0
-	c.enqueue(x, s)
+	const minute = int64(ageing)
 	for _, tt := range []struct {
-		now  int64
-		want int
-	}{{0, 3}, {int64(ageing) - 1, 3}, {int64(ageing), 2}, {2 * int64(ageing), 1}, {9 * int64(ageing), 0}} {
-		at := heads(x, tt.now, func(yield func(*class) bool) { yield(c) })
-		if at[tt.want] != s {
-			t.Errorf("after %d ns the task is not at level %d: %v", tt.now, tt.want, at)
-		}
+		name  string
+		now   int64
+		fresh []uint8 // priorities of tasks that have just come
+		want  [len(levels)]string
+	}{
+		{"before", minute - 1, nil, [...]string{"", "", "", "old"}},
+		{"a minute", minute, nil, [...]string{"", "", "old", "old"}},
+		{"two", 2 * minute, nil, [...]string{"", "old", "", "old"}},
+		{"many", 9 * minute, nil, [...]string{"", "old", "", "old"}},
+		{"beside a critical one", 9 * minute, []uint8{0}, [...]string{"0", "old", "", "old"}},
+		{"beside a high one", 9 * minute, []uint8{1}, [...]string{"", "1", "old", "old"}},
+		{"beside all others", 9 * minute, []uint8{0, 1, 2}, [...]string{"0", "1", "2", "old"}},
+		{"stored by somebody whose clock was ahead", -5 * minute, []uint8{0}, [...]string{"0", "", "", "old"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			x, c := newIndex(), &class{}
+			s, e := x.add("old")
+			e.priority, e.created = 3, 0
+			c.enqueue(x, s)
+			for _, p := range tt.fresh {
+				s, e := x.add(subjects.TaskID(strconv.Itoa(int(p))))
+				e.priority, e.created = p, max(tt.now, 0)
+				c.enqueue(x, s)
+			}
+			var got [len(levels)]string
+			for l, s := range heads(x, tt.now, func(yield func(*class) bool) { yield(c) }) {
+				if s != 0 {
+					got[l] = string(x.id(s))
+				}
+			}
+			if got != tt.want {
+				t.Errorf("heads = %q, want %q", got, tt.want)
+			}
+		})
 	}
 }

@@ -35,6 +35,7 @@ func (c *core) listen(now time.Time) {
 		lasts = max(lasts, min(lease(in), maxListen))
 	}
 	c.settled, c.settleAt, c.ticked = false, now.Add(lasts), now
+	c.listens, c.orphansAt = now, time.Time{}
 	for _, h := range c.hot {
 		h.lost, h.renewed = "", now
 	}
@@ -136,8 +137,12 @@ func (c *core) outlived(in *Instance, task subjects.TaskID, h *hot, now time.Tim
 	}
 }
 
-// silence ends the leases of instances that are not heard any more.
+// silence ends the leases of instances that are not heard any more. Each is told
+// of once: so not before something can be done about it.
 func (c *core) silence(now time.Time) {
+	if !c.caughtUp {
+		return
+	}
 	gone := c.fleet.Expire(now)
 	for _, in := range gone {
 		delete(c.denied, instanceKey{in.Agent, in.ID})
@@ -155,9 +160,11 @@ func (c *core) silence(now time.Time) {
 	}
 }
 
-// orphans ends the leases of holders that this router has never heard of:
-// they were gone before it came.
+// orphans ends the leases of holders that this router has not heard while it has
+// listened: they were gone before it came. Whose heartbeats are so slow that it
+// has not listened for a lease yet gets the rest of it.
 func (c *core) orphans(now time.Time) {
+	c.orphansAt = time.Time{}
 	for s, h := range c.hot {
 		if !held(h.ev) || h.ev.Epoch == 0 {
 			continue
@@ -165,7 +172,11 @@ func (c *core) orphans(now time.Time) {
 		who := holderOf(h.ev)
 		in := c.fleet.Get(who.agent, who.instance)
 		switch {
-		case in == nil || !in.Live && in.Heartbeat > 0:
+		case in != nil && in.lapsed && in.Heartbeat > 0 && c.listens.Add(lease(in)).After(now):
+			if at := c.listens.Add(lease(in)); c.orphansAt.IsZero() || at.Before(c.orphansAt) {
+				c.orphansAt = at
+			}
+		case in == nil || in.lapsed && in.Heartbeat > 0:
 			c.lose(c.x.id(s), h, fmt.Sprintf("%s/%s is not heard", who.agent, who.instance), now)
 		case in.Epoch > h.ev.Epoch:
 			c.restarted(in, now)
@@ -195,12 +206,18 @@ func (c *core) owned(e *entry) bool { return e.class != 0 && c.byNum[e.class].ow
 // tick fires what is due. It is called often while the bus is heard; it costs
 // nothing while nothing is due.
 func (c *core) tick(now time.Time) {
-	if gap := now.Sub(c.ticked); c.caughtUp && gap > stoodStill {
-		if gap > deafAfter {
+	if gap := now.Sub(c.ticked); gap.Abs() > stoodStill {
+		if gap < 0 {
+			c.setBack(gap)
+		}
+		if gap < 0 || gap > deafAfter {
 			c.listen(now)
 		}
-		c.caughtUp = false
-		c.do(catchUp{})
+		c.stood++
+		if c.caughtUp {
+			c.caughtUp = false
+			c.do(catchUp{})
+		}
 	}
 	c.ticked = now
 	if c.ring.Expire(now) {
@@ -210,6 +227,8 @@ func (c *core) tick(now time.Time) {
 		c.settled = true
 		c.orphans(now)
 		c.lookAgain(now)
+	} else if c.caughtUp && !c.orphansAt.IsZero() && !now.Before(c.orphansAt) {
+		c.orphans(now)
 	}
 	c.silence(now)
 	c.warm(now)
@@ -222,6 +241,17 @@ func (c *core) tick(now time.Time) {
 		if int(t.slot) <= int(c.x.top) && c.x.at(t.slot).id.kind != 0 {
 			c.fire(t.slot, c.x.at(t.slot), now)
 		}
+	}
+}
+
+// setBack puts up with a clock that was set back: whoever was heard just now is
+// not heard in the future.
+func (c *core) setBack(by time.Duration) {
+	c.fleet.Shift(by)
+	c.ring.Shift(by)
+	clear(c.denied)
+	for agent, at := range c.warmAt {
+		c.warmAt[agent] = at.Add(by)
 	}
 }
 

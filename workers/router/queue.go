@@ -13,7 +13,8 @@ var (
 	weights = [len(levels)]int{8, 4, 2, 1}
 )
 
-// ageing raises a waiting task by one level each time it has waited this long.
+// ageing is how long a task waits until it may have the turns of the next level,
+// too; a level further each time, and never those of the first.
 const ageing = time.Minute
 
 func levelOf(p fleet.Priority) uint8 {
@@ -137,20 +138,28 @@ func (t *turns) next(has [len(levels)]bool) int {
 	return best
 }
 
-// heads gives the oldest task of each level, with those that have waited long
-// counted at a higher one. A level may have several candidates: the oldest is
-// returned.
+// heads gives the oldest task of each level. A level that has none gets the
+// oldest of those that have waited for so long: old tasks, however many, take no
+// turns from younger ones of a higher level.
 func heads(x *index, now int64, classes func(yield func(*class) bool)) (at [len(levels)]slot) {
 	for c := range classes {
 		for l := range c.queues {
-			h := c.queues[l].head
-			if h == 0 {
-				continue
+			if h := c.queues[l].head; h != 0 && (at[l] == 0 || x.at(h).created < x.at(at[l]).created) {
+				at[l] = h
 			}
-			e := x.at(h)
-			level := max(0, l-int((now-e.created)/int64(ageing)))
-			if at[level] == 0 || e.created < x.at(at[level]).created {
-				at[level] = h
+		}
+	}
+	own := at
+	for l, h := range own {
+		if h == 0 {
+			continue
+		}
+		created := x.at(h).created
+		lifts := int(max(0, now-created) / int64(ageing)) // whoever stored it may have been ahead
+		for up := max(1, l-lifts); up < l; up++ {
+			if own[up] == 0 && (at[up] == 0 || created < x.at(at[up]).created) {
+				at[up] = h
+				break
 			}
 		}
 	}

@@ -88,28 +88,30 @@ func sameSender(agent subjects.AgentID, task subjects.TaskID, saysAgent subjects
 
 // report answers an agent's message once what it says is stored.
 func (w *Worker) report(m bus.Msg, pattern string, handle func(claim, subjects.TaskID) (*fleet.Event, error)) {
-	vars, ok := subjects.Tokens(pattern, m.Subject)
-	log := w.log
 	var n *fleet.Event
-	err := error(subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, pattern))
-	if ok {
-		log = log.With(slog.String("agent_id", vars[0]), slog.String("task_id", vars[1]))
+	var err error
+	var about []any
+	if vars, ok := subjects.Tokens(pattern, m.Subject); ok {
 		n, err = handle(claim{agent: subjects.AgentID(vars[0])}, subjects.TaskID(vars[1]))
-	}
-	if m.Reply == "" {
 		if err != nil {
-			log.Warn("refuse what an agent reports", slog.String("subject", m.Subject), slog.Any("error", err))
+			about = []any{slog.String("agent_id", vars[0]), slog.String("task_id", vars[1]), slog.Any("error", err)}
 		}
-		return
+	} else {
+		err = subjects.Errorf(subjects.CodeInvalidID, "subject %s does not follow %s", m.Subject, pattern)
+		about = []any{slog.Any("error", err)}
 	}
-	if err != nil {
+	switch {
+	case err == nil && m.Reply != "":
+		w.respond(m, fleet.ResultReply{OK: true, TaskID: n.TaskID, State: n.State, Seq: n.Seq})
+	case err == nil:
+	case m.Reply == "":
+		w.log.Warn("refuse what an agent reports", about...)
+	default:
 		if subjects.CodeOf(err) == subjects.CodeInternal {
-			log.Error("take in what an agent reports", slog.String("subject", m.Subject), slog.Any("error", err))
+			w.log.Error("take in what an agent reports", about...)
 		}
 		w.respond(m, fleet.ErrorReply{Error: subjects.AsError(err)})
-		return
 	}
-	w.respond(m, fleet.ResultReply{OK: true, TaskID: n.TaskID, State: n.State, Seq: n.Seq})
 }
 
 func (w *Worker) respond(m bus.Msg, v any) {

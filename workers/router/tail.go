@@ -67,23 +67,34 @@ func (w *Worker) knows(id subjects.TaskID, m bus.Msg) bool {
 	return known
 }
 
-// catchUp waits until the tail has read all that is stored by now.
+// askTimeout is how long a server that says nothing is waited for: it may have
+// gone while it was asked.
+const askTimeout = 2 * time.Second
+
+// catchUp waits until the tail has read all that is stored by now. If the router
+// stands still once more meanwhile, more may have been stored.
 func (w *Worker) catchUp() {
 	tick := time.NewTicker(tickEvery / 10)
 	defer tick.Stop()
-	last, asked := uint64(0), false
-	for {
+	var last, stood uint64
+	for asked := false; ; {
+		done := false
+		w.with(func(c *core, now time.Time) {
+			asked = asked && stood == c.stood
+			stood = c.stood
+			if done = asked && w.tail >= last; done {
+				c.goOn(now)
+			}
+		})
+		if done {
+			return
+		}
 		if !asked {
-			if st, err := w.bus.StreamState(w.patience(), subjects.StreamTasks); err == nil {
+			ask, cancel := context.WithTimeout(w.work, askTimeout)
+			if st, err := w.bus.StreamState(ask, subjects.StreamTasks); err == nil {
 				last, asked = st.LastSeq, true
 			}
-		}
-		w.mu.Lock()
-		done := asked && w.tail >= last
-		w.mu.Unlock()
-		if done {
-			w.with(func(c *core, now time.Time) { c.goOn(now) })
-			return
+			cancel()
 		}
 		select {
 		case <-tick.C:
@@ -103,6 +114,15 @@ func (w *Worker) appliedLocked() uint64 {
 		}
 	}
 	return applied
+}
+
+// lastSeq is the stream sequence of the latest record of id that was applied, 0
+// when none is remembered.
+func (c *core) lastSeq(id subjects.TaskID) uint64 {
+	if s := c.x.find(id); s != 0 {
+		return c.x.at(s).lastSeq
+	}
+	return c.recent.bySeq[id]
 }
 
 // knows reports whether the record of id at seq has been applied, or is older

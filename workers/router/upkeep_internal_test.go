@@ -74,7 +74,8 @@ func TestDenialsGoWithTheirAgent(t *testing.T) {
 	if len(c.denied) != 1 {
 		t.Fatalf("denied = %v", c.denied)
 	}
-	if c.tick(now0.Add(time.Hour)); len(c.denied) != 0 {
+	c.ticked = now0.Add(time.Hour)
+	if c.tick(c.ticked); len(c.denied) != 0 {
 		t.Errorf("denied = %v after the agent has gone", c.denied)
 	}
 }

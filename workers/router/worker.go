@@ -127,6 +127,7 @@ type Worker struct {
 	wg        sync.WaitGroup
 	work      context.Context //nolint:containedctx // what is in hand outlives the request and ends with Run
 	writeID   atomic.Uint64
+	waiting   atomic.Int64 // calls of task wait
 	pool      *pool.Pool
 	waits     atomic.Pointer[wait]
 
@@ -200,7 +201,6 @@ func (w *Worker) Run(ctx context.Context) error {
 	err := w.serve(run, &loops, cancel, caughtUp)
 	cancel(err)
 	w.ready.Store(false)
-	w.farewell()
 
 	finished := make(chan struct{})
 	go func() { loops.Wait(); w.wg.Wait(); w.pool.Wait(); close(finished) }()
@@ -289,6 +289,7 @@ func (w *Worker) serve(ctx context.Context, loops *sync.WaitGroup, fail context.
 		defer func() { _ = sub.Unsubscribe() }()
 	}
 	w.sayHello(fleet.RouterHeartbeat{Epoch: w.epoch, Hello: true})
+	defer w.farewell()
 	for range readers {
 		select {
 		case <-caughtUp:
@@ -331,6 +332,7 @@ func (w *Worker) serve(ctx context.Context, loops *sync.WaitGroup, fail context.
 	w.ready.Store(true)
 	w.log.Info("router serves", slog.Int("live_tasks", w.liveTasks()))
 	w.loop(ctx)
+	w.farewell() // to close the doors takes a while
 	return nil
 }
 
@@ -365,7 +367,7 @@ type wait struct {
 // patience is how long something in hand may take: writeTimeout, brokers failing
 // over, and up to two seconds more.
 func (w *Worker) patience() context.Context {
-	now := w.now()
+	now := time.Now() // it counts from here, whatever clocks say
 	if p := w.waits.Load(); p != nil && now.Before(p.until) {
 		return p.ctx
 	}

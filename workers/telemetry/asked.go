@@ -233,6 +233,7 @@ func addStreams(ctx context.Context, b *bus.Bus, as *answers) error {
 		as.add("parley_stream_messages", float64(s.Msgs), s.Name)
 		as.add("parley_stream_bytes", float64(s.Bytes), s.Name)
 		as.add("parley_stream_replicas", float64(s.Replicas), s.Name)
+		as.add("parley_stream_replicas_behind", float64(len(s.Behind)), s.Name)
 		if s.MaxBytes > 0 {
 			as.add("parley_stream_limit_bytes", float64(s.MaxBytes), s.Name)
 		}

@@ -139,8 +139,8 @@ func TestAlertsNameWhatThereIs(t *testing.T) {
 			}
 		}
 	}
-	if runbooks := strings.Count(operations, "\n### Parley"); n != 19 || runbooks != n {
-		t.Errorf("%d alerts and %d runbooks, want 19 of each", n, runbooks)
+	if runbooks := strings.Count(operations, "\n### Parley"); n != 20 || runbooks != n {
+		t.Errorf("%d alerts and %d runbooks, want 20 of each", n, runbooks)
 	}
 }
 
@@ -208,37 +208,39 @@ func TestPromtool(t *testing.T) {
 	}
 }
 
-// TestTheScalingRule: what the guide on operating gives to an autoscaler is how many
+// TestTheScalingRules: what the guide on operating gives to an autoscaler is how many
 // tasks wait, 0 where none does, and nothing where the routers do not answer.
-func TestTheScalingRule(t *testing.T) {
+func TestTheScalingRules(t *testing.T) {
 	t.Parallel()
-	line := regexp.MustCompile(`(?m)^    metricsQuery: (.*)$`).FindStringSubmatch(read(t, operationsGuide))
-	if line == nil {
-		t.Fatal("the guide has no metricsQuery")
+	lines := regexp.MustCompile(`(?m)^    metricsQuery: (.*)$`).FindAllStringSubmatch(read(t, operationsGuide), -1)
+	classes := []string{`any`, `tier=\"opus\"`} // which they ask for, in their order
+	if len(lines) != len(classes) {
+		t.Fatalf("the guide has %d queries, want %d", len(lines), len(classes))
 	}
-	expr := strings.Replace(line[1], "<<.LabelMatchers>>", `class="any"`, 1)
-	checkExpr(t, "metricsQuery", expr)
-	const answers, silent = `parley_source_up{source="router",instance="a"} 1`, `parley_source_up{source="router",instance="a"} 0`
 	var b strings.Builder
 	b.WriteString("evaluation_interval: 1m\ntests:\n")
-	for _, c := range []struct {
-		series []string
-		want   string
-	}{
-		{[]string{answers, `parley_queue_depth{class="any",instance="a"} 4`, `parley_queue_depth{class="any",instance="b"} 4`}, "4"},
-		{[]string{answers, `parley_queue_depth{class="other",instance="a"} 4`}, "0"},
-		{[]string{answers}, "0"},
-		{[]string{silent}, ""},
-		{nil, ""},
-	} {
-		b.WriteString("  - interval: 1m\n    input_series:\n")
-		for _, s := range c.series {
-			name, value, _ := strings.Cut(s, "} ")
-			fmt.Fprintf(&b, "      - {series: '%s}', values: '%sx10'}\n", name, value)
-		}
-		fmt.Fprintf(&b, "    promql_expr_test:\n      - expr: '%s'\n        eval_time: 5m\n", expr)
-		if c.want != "" {
-			fmt.Fprintf(&b, "        exp_samples: [{labels: '{}', value: %s}]\n", c.want)
+	for i, class := range classes {
+		expr := strings.Replace(lines[i][1], "<<.LabelMatchers>>", `class="`+class+`"`, 1)
+		const answers, silent = `parley_source_up{source="router",instance="a"} 1`, `parley_source_up{source="router",instance="a"} 0`
+		for _, c := range []struct {
+			series []string
+			want   string
+		}{
+			{[]string{answers, `parley_queue_depth{class="` + class + `",instance="a"} 4`, `parley_queue_depth{class="` + class + `",instance="b"} 4`}, "4"},
+			{[]string{answers, `parley_queue_depth{class="other",instance="a"} 4`}, "0"},
+			{[]string{answers}, "0"},
+			{[]string{silent}, ""},
+			{nil, ""},
+		} {
+			b.WriteString("  - interval: 1m\n    input_series:\n")
+			for _, s := range c.series {
+				name, value, _ := strings.Cut(s, "} ")
+				fmt.Fprintf(&b, "      - {series: '%s}', values: '%sx10'}\n", name, value)
+			}
+			fmt.Fprintf(&b, "    promql_expr_test:\n      - expr: '%s'\n        eval_time: 5m\n", expr)
+			if c.want != "" {
+				fmt.Fprintf(&b, "        exp_samples: [{labels: '{}', value: %s}]\n", c.want)
+			}
 		}
 	}
 	path := filepath.Join(t.TempDir(), "test.yaml")
@@ -246,7 +248,7 @@ func TestTheScalingRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.CommandContext(t.Context(), promtool(t), "test", "rules", path).CombinedOutput(); err != nil {
-		t.Errorf("%s: %v\n%s", expr, err, out)
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -81,6 +81,7 @@ func Metrics() []Metric {
 		fleet("parley_stream_bytes", "Bytes that a stream holds.", "stream"),
 		fleet("parley_stream_limit_bytes", "Bytes that a stream may hold; absent without a limit.", "stream"),
 		fleet("parley_stream_replicas", "Copies that a stream is to have.", "stream"),
+		fleet("parley_stream_replicas_behind", "Copies of a stream that are behind, or whose server is away.", "stream"),
 		fleet("parley_consumer_pending", "Messages that a durable consumer has not been given yet.", "stream", "consumer"),
 		fleet("parley_consumer_unacknowledged", "Messages given to a durable consumer and not acknowledged yet.", "stream", "consumer"),
 		fleet("parley_build_info", "The program; the value is 1.", "version", "goversion"),

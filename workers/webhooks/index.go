@@ -342,6 +342,9 @@ func (x *index) expired(now time.Time, room int) (over []*entry, wake time.Time)
 		case e.leased.After(now): // it may yet succeed
 			heap.Pop(&x.ends)
 			heap.Push(&x.ends, slot{e.leased, e, e.version})
+		case e.pause.After(now): // it could not be ended just now
+			heap.Pop(&x.ends)
+			heap.Push(&x.ends, slot{e.pause, e, e.version})
 		default:
 			heap.Pop(&x.ends)
 			x.take(e)

@@ -115,6 +115,27 @@ func TestAwayForGood(t *testing.T) {
 	})
 }
 
+// A delivery whose end could not be stored rests before that is tried again.
+func TestAnEndThatFails(t *testing.T) {
+	t.Parallel()
+	x := newIndex(func(string) bool { return true }, limits{perEndpoint: 4, openAfter: 5, probeEvery: time.Minute})
+	now := time.Unix(1e9, 0).UTC()
+	d := delivery("d")
+	d.NotAfter = new(now.Add(-time.Second))
+	x.stored(d, 1, now)
+	_, over, _ := x.next(now, 10)
+	if len(over) != 1 {
+		t.Fatalf("%d deliveries are over, want one", len(over))
+	}
+	x.release(over[0], now.Add(retryBus))
+	if _, again, wake := x.next(now, 10); len(again) != 0 || !wake.Equal(now.Add(retryBus)) {
+		t.Errorf("%d are over again, next look at %s, want none before %s", len(again), wake, now.Add(retryBus))
+	}
+	if _, again, _ := x.next(now.Add(retryBus), 10); len(again) != 1 {
+		t.Errorf("%d are over after that, want one", len(again))
+	}
+}
+
 // Ended deliveries are forgotten after their time, and no sooner.
 func TestStale(t *testing.T) {
 	t.Parallel()

@@ -34,8 +34,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* Where a process may write: the root of its container is read-only. */}}
 {{- define "parley.mounts" -}}
 - {name: data, mountPath: /data}
+- {name: tmp, mountPath: /tmp}
 {{- if .Values.nats.tlsSecret }}
 - {name: tls, mountPath: /etc/parley/tls, readOnly: true}
 {{- end }}
@@ -43,17 +45,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "parley.volumes" -}}
 - {name: data, emptyDir: {}}
+- {name: tmp, emptyDir: {}}
 {{- if .Values.nats.tlsSecret }}
 - name: tls
   secret: {secretName: {{ .Values.nats.tlsSecret | quote }}, items: [{key: ca.crt, path: ca.crt}]}
 {{- end }}
 {{- end }}
 
-{{/* What is the same in every pod. */}}
+{{/* What is the same in every pod; grace is how many seconds it has to end. */}}
 {{- define "parley.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-terminationGracePeriodSeconds: {{ .root.Values.terminationGraceSeconds }}
+terminationGracePeriodSeconds: {{ .grace }}
 securityContext:
   runAsNonRoot: true
   runAsUser: 65532
@@ -117,6 +120,13 @@ securityContext:
 {{- if and $d.mcp (eq .worker "gateway") }}
 - {name: PARLEY_MCP, value: "true"}
 {{- end }}
+{{- if and $d.a2ePort (eq .worker "a2e") }}
+{{- if not $d.tokensSecret }}{{ fail "doors.a2ePort needs doors.tokensSecret: who connects there proves by a token who they are" }}{{ end }}
+- {name: PARLEY_A2E_LISTEN, value: "0.0.0.0:{{ $d.a2ePort }}"}
+{{- end }}
+{{- end }}
+{{- if and (eq .worker "escalation") .root.Values.publicURL }}
+- {name: PARLEY_PUBLIC_URL, value: {{ .root.Values.publicURL | quote }}}
 {{- end }}
 {{- if and (eq .worker "callout") .root.Values.callout.issuerSecret }}
 - {name: PARLEY_CALLOUT_ISSUER, valueFrom: {secretKeyRef: {name: {{ .root.Values.callout.issuerSecret | quote }}, key: issuer}}}
