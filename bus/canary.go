@@ -2,9 +2,13 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"parley/subjects"
 )
@@ -13,11 +17,12 @@ import (
 // of no use to anybody.
 const canaryKey = "canary"
 
-// Canary writes a value into a bucket of the fleet's and reads it again from
-// the leader: what servers say of themselves, stream info alone, does not show
-// that a write is taken. The read must give what was written, or something
-// newer; when that was stored is how Now learns the time. Where ctx has no
-// deadline it has five seconds.
+// Canary writes a value into a bucket of the fleet's, reads it again from the
+// leader, and has the task stream commit something: what servers say of
+// themselves, stream info alone, does not show that a write is taken. The read
+// must give what was written, or something newer; when that was stored is how
+// Now learns the time. The error names the stream. Where ctx has no deadline it
+// has five seconds.
 func (b *Bus) Canary(ctx context.Context) error {
 	ctx, cancel := withDefaultTimeout(ctx, readTry)
 	defer cancel()
@@ -25,15 +30,48 @@ func (b *Bus) Canary(ctx context.Context) error {
 	k := &KV{b: b, stream: "KV_" + subjects.BucketWorkers, prefix: "$KV." + subjects.BucketWorkers + "."}
 	wrote, err := k.Put(ctx, canaryKey, strconv.AppendInt(nil, time.Now().UnixNano(), 10))
 	if err != nil {
-		return fmt.Errorf("canary: write: %w", err)
+		return fmt.Errorf("canary: write to %s: %w", k.stream, err)
 	}
 	e, err := k.Get(ctx, canaryKey)
 	if err != nil {
-		return fmt.Errorf("canary: read: %w", err)
+		return fmt.Errorf("canary: read from %s: %w", k.stream, err)
 	}
 	if e.Revision < wrote {
-		return fmt.Errorf("canary: revision %d was written, and %d is read", wrote, e.Revision)
+		return fmt.Errorf("canary: %s: revision %d was written, and %d is read", k.stream, wrote, e.Revision)
 	}
 	b.clock.learn(began, e.Time)
+	if err := b.commits(ctx, subjects.StreamTasks); err != nil {
+		return fmt.Errorf("canary: commit to %s: %w", subjects.StreamTasks, err)
+	}
 	return nil
+}
+
+const (
+	// noMessage is a sequence that no stream ever comes to.
+	noMessage uint64 = math.MaxUint64
+	// errNotDeleted says that a message cannot be deleted, whatever the reason.
+	errNotDeleted jetstream.ErrorCode = 10057
+)
+
+// commits has the leader of stream commit and apply what changes nothing: the
+// deletion of a message that cannot be there.
+//
+// Each stream of a cluster has a Raft group of its own, which may be wedged
+// while those of all others work. The deletion goes through it as a write does,
+// and is answered once a majority has it. A message of the canary's own would
+// say a little more (that there is room for it), but every reader of the stream
+// would have to pass over it, workers of older versions too, for whom the last
+// sequence is always a record's.
+func (b *Bus) commits(ctx context.Context, stream string) error {
+	var resp struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	err := b.apiCall(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": noMessage, "no_erase": true}, &resp, &resp.Error)
+	switch {
+	case resp.Error != nil && resp.Error.ErrorCode == errNotDeleted:
+		return nil
+	case err != nil:
+		return err
+	}
+	return errors.New("the server says that it has deleted what cannot be there")
 }

@@ -1,22 +1,108 @@
 package bus_test
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"parley/bus"
 	"parley/bus/bustest"
 	"parley/subjects"
 )
 
+// TestCanary: it goes through, changes nothing of the task stream, and fails
+// where that is not there.
 func TestCanary(t *testing.T) {
 	t.Parallel()
 	b := bustest.New(t).Bus(t)
+	if _, err := b.Store(t.Context(), subjects.Task("t"), []byte("x"), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	before, err := b.StreamState(t.Context(), subjects.StreamTasks)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
 		if err := b.Canary(t.Context()); err != nil {
 			t.Errorf("Canary = %v", err)
 		}
 	}
+	if after, err := b.StreamState(t.Context(), subjects.StreamTasks); err != nil || after != before {
+		t.Errorf("the task stream is %+v, %v after a canary, %+v before", after, err, before)
+	}
+	if _, err := b.Request(t.Context(), "$JS.API.STREAM.DELETE."+subjects.StreamTasks, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Canary(t.Context()); !errors.Is(err, bus.ErrNotFound) || !strings.Contains(err.Error(), subjects.StreamTasks) {
+		t.Errorf("Canary = %v without a task stream, want ErrNotFound and its name", err)
+	}
+}
+
+// TestCanaryWithoutMajority: a task stream that has lost its majority takes no
+// record, though the servers are a cluster, and the buckets take what they get.
+func TestCanaryWithoutMajority(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a cluster takes seconds")
+	}
+	s := bustest.NewCluster(t, 5)
+	b := s.Connect(t)
+	if err := b.Provision(t.Context(), bus.Provisioning{Replicas: 1}); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, b, subjects.StreamTasks, func(c map[string]any) { c["num_replicas"] = 3 })
+	var hold []string
+	bustest.Eventually(t, "three copies of the task stream", func() bool {
+		hold = holders(t, b, subjects.StreamTasks)
+		return len(hold) == 3
+	})
+	bustest.Eventually(t, "a canary that goes through", func() bool { return b.Canary(t.Context()) == nil })
+	keep := holders(t, b, "KV_"+subjects.BucketWorkers)
+	stopped := 0
+	for i := range 5 {
+		if name := s.NATS(i).Name(); stopped < 2 && slices.Contains(hold, name) && !slices.Contains(keep, name) {
+			s.Stop(i)
+			stopped++
+		}
+	}
+	bustest.Eventually(t, "a canary that fails for the sake of the task stream", func() bool {
+		try, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		err := b.Canary(try)
+		return err != nil && strings.Contains(err.Error(), subjects.StreamTasks)
+	})
+}
+
+// holders are the servers that have an up-to-date copy of a stream.
+func holders(t *testing.T, b *bus.Bus, stream string) []string {
+	t.Helper()
+	reply, err := b.Request(t.Context(), "$JS.API.STREAM.INFO."+stream, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info struct {
+		Cluster struct {
+			Leader   string
+			Replicas []struct {
+				Name    string
+				Current bool
+			}
+		}
+	}
+	if err := json.Unmarshal(reply.Data, &info); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{info.Cluster.Leader}
+	for _, r := range info.Cluster.Replicas {
+		if r.Current {
+			names = append(names, r.Name)
+		}
+	}
+	return names
 }
 
 // TestGetBeyondTheLast: a message that the leader does not know yet is not one

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"math/big"
 	"net"
@@ -53,6 +54,12 @@ func TestConnectErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = noise.Close() })
+	mutual := selfSigned(t)
+	certified := bustest.New(t, bustest.TLS(mutual), bustest.Certified)
+	known := filepath.Join(t.TempDir(), "known.pem")
+	if err := os.WriteFile(known, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: mutual.Certificate[0]}), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	notPEM := filepath.Join(t.TempDir(), "ca.pem")
 	if err := os.WriteFile(notPEM, []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
@@ -71,6 +78,7 @@ func TestConnectErrors(t *testing.T) {
 		{"no credentials", bus.Config{URL: asks.URL()}, bus.ErrDenied, []string{"Authorization Violation"}, false},
 		{"wrong password", bus.Config{URL: asks.URL(), User: "bob", Password: "x"}, bus.ErrDenied, []string{asks.URL()}, false},
 		{"certificate of nobody", bus.Config{URL: secure.URL()}, bus.ErrTLS, []string{"certificate"}, false},
+		{"no certificate of one's own", bus.Config{URL: certified.URL(), CA: known}, bus.ErrTLS, []string{"tls"}, false},
 		{"TLS where there is none", bus.Config{URL: strings.Replace(asks.URL(), "nats:", "tls:", 1)}, bus.ErrTLS, []string{"not available"}, false},
 		{"no such seed", bus.Config{URL: gone, NKey: "/nowhere"}, nil, []string{"/nowhere", "no such file"}, false},
 		{"no such credentials", bus.Config{URL: asks.URL(), Creds: "/nowhere"}, nil, []string{"/nowhere"}, false},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -138,6 +139,9 @@ func mapError(err error) error {
 	}
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return apiError(api)
+	}
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" { // what crypto/tls makes of the other side's alert
+		return fmt.Errorf("%w: %s", ErrTLS, err.Error())
 	}
 	if js, ok := errors.AsType[jetstream.JetStreamError](err); ok {
 		if api := js.APIError(); api != nil && !errors.Is(err, jetstream.ErrKeyExists) {

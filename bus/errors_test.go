@@ -2,6 +2,8 @@ package bus_test
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"testing"
 
 	"parley/bus"
@@ -67,5 +69,18 @@ func TestJetStreamErrors(t *testing.T) {
 		if got, _ := bus.APIErrorOf(code); !errors.Is(got, want) {
 			t.Errorf("%d is %v, want %v", code, got, want)
 		}
+	}
+}
+
+// TestAlertOfTLS: who has no certificate where one is wanted has the server's
+// alert from the first read, or a broken connection from the first write.
+func TestAlertOfTLS(t *testing.T) {
+	t.Parallel()
+	alert := &net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")}
+	if got := bus.MapError(fmt.Errorf("nats: %w", alert)); !errors.Is(got, bus.ErrTLS) {
+		t.Errorf("an alert is %v, want ErrTLS", got)
+	}
+	if got := bus.MapError(&net.OpError{Op: "read", Err: errors.New("reset")}); errors.Is(got, bus.ErrTLS) {
+		t.Errorf("a connection that was reset is %v, want another error", got)
 	}
 }

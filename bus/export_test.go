@@ -15,6 +15,9 @@ func APIErrorOf(code int) (err error, known bool) { //nolint:revive // the error
 	return apiError(&jetstream.APIError{ErrorCode: jetstream.ErrorCode(code)}), known
 }
 
+// MapError is what the bus makes of an error of the client library.
+func MapError(err error) error { return mapError(err) }
+
 // APIErrorCodes counts the codes of the table.
 func APIErrorCodes() int { return len(jsErrors) }
 

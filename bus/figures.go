@@ -17,6 +17,7 @@ type StreamFigures struct {
 	Bytes     uint64
 	MaxBytes  int64 // 0 or less: no limit
 	Replicas  int
+	Cluster   string    // of servers, its name; "" on a single server
 	Leader    string    // server name, "" on a single server
 	Behind    []string  // servers whose copy is not up to date, or that are not there
 	First     time.Time // when the oldest message came; zero: there is none
@@ -66,7 +67,7 @@ func (b *Bus) StreamFigures(ctx context.Context) ([]StreamFigures, error) {
 				f.First = s.State.FirstTime
 			}
 			if c := s.Cluster; c != nil {
-				f.Leader = c.Leader
+				f.Cluster, f.Leader = c.Name, c.Leader
 				for _, r := range c.Replicas {
 					if r.Offline || !r.Current {
 						f.Behind = append(f.Behind, r.Name)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -102,6 +103,7 @@ func TestProvisionAdoptsSafeChanges(t *testing.T) {
 		c["republish"] = map[string]any{"src": "fleet.task.*", "dest": "other.{{wildcard(1)}}"}
 		c["metadata"] = map[string]any{"owner": "ops"}
 	})
+	edit(t, b, "FLEET_ANNOUNCE", func(c map[string]any) { c["max_age"] = (24 * time.Hour).Nanoseconds() })
 	err := b.Provision(t.Context(), bus.Provisioning{Mode: bus.ProvisionVerify})
 	for _, want := range []string{"FLEET_TASKS: allow_atomic is false, true is wanted", "FLEET_TASKS: republish is {Source:fleet.task.* Destination:other."} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -119,6 +121,9 @@ func TestProvisionAdoptsSafeChanges(t *testing.T) {
 	if got["max_bytes"] != float64(2<<20) || got["allow_atomic"] != true || metadata["owner"] != "ops" || metadata["app"] != "parley" ||
 		!strings.HasPrefix(got["description"].(string), "Task records") {
 		t.Errorf("after create: %v", got)
+	}
+	if age := streamConfig(t, b, "FLEET_ANNOUNCE")["max_age"]; age != float64(30*24*time.Hour) {
+		t.Errorf("after create, announces are kept for %v ns, want 30 days", age)
 	}
 	if err := b.Provision(t.Context(), bus.Provisioning{Mode: bus.ProvisionVerify}); err != nil {
 		t.Errorf("verify after create = %v", err)

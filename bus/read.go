@@ -193,6 +193,7 @@ type StreamState struct {
 	FirstSeq, LastSeq uint64
 	Subjects          uint64
 	Replicas          int
+	Cluster           string // of servers, its name; "" on a single server
 	Leader            string // server name, "" on a single server
 	Created           time.Time
 }
@@ -212,7 +213,7 @@ func (b *Bus) StreamState(ctx context.Context, stream string) (StreamState, erro
 		Subjects: resp.State.NumSubjects, Replicas: resp.Config.Replicas, Created: resp.Created,
 	}
 	if resp.Cluster != nil {
-		s.Leader = resp.Cluster.Leader
+		s.Cluster, s.Leader = resp.Cluster.Name, resp.Cluster.Leader
 	}
 	return s, nil
 }

@@ -58,7 +58,7 @@ func taskAssets(p Provisioning, size sizes) []asset {
 			Description:       "The last announcement of every agent instance",
 			Subjects:          []string{subjects.AnnouncePattern},
 			MaxMsgsPerSubject: 1,
-			MaxAge:            day,
+			MaxAge:            30 * day, // as long as a task may wait for whoever announced
 			MaxBytes:          size.announce,
 			Metadata:          map[string]string{"writer": "agent"},
 		}},

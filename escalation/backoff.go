@@ -50,6 +50,8 @@ func (b Backoff) withDefaults() Backoff {
 func (b Backoff) rest(a fleet.Attempt, asked time.Duration) time.Duration {
 	b = b.withDefaults()
 	switch {
+	case a.Code == subjects.CodeAgentBusy, a.Code == subjects.CodeBudgetExhausted: // it has not failed
+		return 0
 	case a.Code == subjects.CodeRateLimited:
 		return cmp.Or(max(asked, 0), b.CoolDown)
 	case !retryable(a):

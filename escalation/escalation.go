@@ -79,15 +79,17 @@ type Wait struct{}
 
 // AskHuman is level 3: the task waits for a human.
 type AskHuman struct {
-	Code    subjects.Code
-	Message string
+	Code     subjects.Code
+	Message  string
+	CoolDown *CoolDown // nil: none
 }
 
 // GiveUp ends the task, as blocked or error.
 type GiveUp struct {
-	State   fleet.State
-	Code    subjects.Code
-	Message string
+	State    fleet.State
+	Code     subjects.Code
+	Message  string
+	CoolDown *CoolDown // nil: none
 }
 
 // Expire ends the task: its deadline has passed.
@@ -100,6 +102,21 @@ func (Wait) isAction()     {}
 func (AskHuman) isAction() {}
 func (GiveUp) isAction()   {}
 func (Expire) isAction()   {}
+
+// Rests is the cool-down that comes with a, nil for none: how an agent failed
+// keeps it from other tasks, whatever becomes of this one.
+func Rests(a Action) *CoolDown {
+	switch a := a.(type) {
+	case Reassign:
+		return a.CoolDown
+	case AskHuman:
+		return a.CoolDown
+	case GiveUp:
+		return a.CoolDown
+	default:
+		return nil
+	}
+}
 
 // End is how a level 3 ends that waits for no human.
 func (a AskHuman) End() GiveUp { return end(a.Code, a.Message) }
@@ -134,8 +151,17 @@ func Next(s State, now time.Time) (State, Action) {
 	case len(s.Attempts) == 0:
 		return s, Wait{}
 	}
-	action := s.judge(now)
-	return s, action
+	rest := s.coolDown(len(s.Attempts)-1, now)
+	switch a := s.judge(now).(type) {
+	case AskHuman:
+		a.CoolDown = rest
+		return s, a
+	case GiveUp:
+		a.CoolDown = rest
+		return s, a
+	default:
+		return s, a
+	}
 }
 
 // unanswered goes on waiting for a human, or ends the task.
@@ -251,12 +277,8 @@ func (s *State) another(k int, now time.Time) Action {
 	last.Level = 2
 	failed := Excluded(s.Attempts)
 	only, exhausted := candidates(s.Policy, failed)
-	a := Reassign{Exclude: failed, Only: only}
-	if rest := s.Backoff.rest(*last, s.RetryAfter); rest > 0 {
-		a.CoolDown = &CoolDown{Agent: last.AgentID, Until: now.Add(rest)}
-	}
 	if !exhausted {
-		return a
+		return Reassign{Exclude: failed, Only: only, CoolDown: s.coolDown(k, now)}
 	}
 	if s.waits(k) {
 		last.Level = 0
@@ -267,6 +289,16 @@ func (s *State) another(k int, now time.Time) Action {
 		}
 	}
 	return s.top(last.Code, last.Message)
+}
+
+// coolDown is how the agent of attempt k is to rest, nil for not at all.
+func (s *State) coolDown(k int, now time.Time) *CoolDown {
+	a := s.Attempts[k]
+	rest := s.Backoff.rest(a, s.RetryAfter)
+	if rest == 0 {
+		return nil
+	}
+	return &CoolDown{Agent: a.AgentID, Until: now.Add(rest)}
 }
 
 // waits reports whether attempt k, by the last agent that may, is one that

@@ -151,7 +151,11 @@ func (l *ladder) step(t *testing.T, verb, rest string) []string {
 	}
 	var action escalation.Action
 	l.State, action = escalation.Next(l.State, l.now)
-	answers := []string{describe(action, l.now), "levels" + levels(l.Attempts)}
+	answer := describe(action, l.now)
+	if c := escalation.Rests(action); c != nil {
+		answer += fmt.Sprintf(", %s rests %s", c.Agent, c.Until.Sub(l.now))
+	}
+	answers := []string{answer, "levels" + levels(l.Attempts)}
 	if ex, only := escalation.Excluded(l.Attempts), escalation.Only(l.Policy, l.Attempts); len(ex)+len(only) > 0 {
 		answers = append(answers, fmt.Sprintf("from here on: not %v only %v", ex, only))
 	}
@@ -207,11 +211,7 @@ func describe(a escalation.Action, now time.Time) string {
 	case escalation.Retry:
 		return fmt.Sprintf("retry by %s in %s", a.Agent, a.At.Sub(now).Round(time.Millisecond))
 	case escalation.Reassign:
-		s := fmt.Sprintf("reassign not %v only %v", a.Exclude, a.Only)
-		if c := a.CoolDown; c != nil {
-			s += fmt.Sprintf(", %s rests %s", c.Agent, c.Until.Sub(now))
-		}
-		return s
+		return fmt.Sprintf("reassign not %v only %v", a.Exclude, a.Only)
 	case escalation.Return:
 		if !a.At.IsZero() {
 			return fmt.Sprintf("return to the queue in %s", a.At.Sub(now).Round(time.Millisecond))

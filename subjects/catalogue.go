@@ -61,7 +61,7 @@ func Catalogue() []Entry {
 		{
 			Pattern: "fleet.announce.<agent>.<instance>", Message: "SESSION_ANNOUNCE",
 			Writer: "agent", Readers: "router, registry, operator",
-			Kept: "last per instance, 24 h", Stream: StreamAnnounce,
+			Kept: "last per instance, 30 days", Stream: StreamAnnounce,
 			Description: "What an instance can do and how well it is; repeated hourly and on every change.",
 		},
 		{

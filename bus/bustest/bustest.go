@@ -77,12 +77,19 @@ func NoJetStreamFor(name, password string) Option {
 // Room is how many bytes the server can reserve for streams; 64 GiB otherwise.
 func Room(n int64) Option { return func(o *server.Options) { o.JetStreamMaxStore = n } }
 
+// MaxPayload is how many bytes a message may have; 4 MiB otherwise.
+func MaxPayload(n int32) Option { return func(o *server.Options) { o.MaxPayload = n } }
+
 // TLS makes the server speak TLS with the certificate given.
 func TLS(c tls.Certificate) Option {
 	return func(o *server.Options) {
 		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{c}, MinVersion: tls.VersionTLS13}
 	}
 }
+
+// Certified makes a server that speaks TLS take nobody without a certificate,
+// whoever has signed it; it goes after TLS.
+func Certified(o *server.Options) { o.TLSConfig.ClientAuth = tls.RequireAnyClientCert }
 
 // APIError is one of the errors that a JetStream server knows.
 type APIError struct {

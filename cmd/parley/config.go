@@ -64,7 +64,7 @@ type config struct {
 	MeshAgentRate int      `envconfig:"PARLEY_MESH_AGENT_RATE" json:"mesh_agent_rate" flag:"mesh-agent-rate" desc:"messages a minute from one agent; 0 is 600"`
 	RunOutput     string   `envconfig:"PARLEY_RUN_OUTPUT" json:"run_output" flag:"run-output" desc:"directory below which runs leave their documents; empty: they leave none"`
 	Provision     string   `envconfig:"PARLEY_PROVISION" json:"provision" flag:"provision" desc:"streams and buckets: create, verify (somebody else makes them) or off"`
-	Replicas      int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there"`
+	Replicas      int      `envconfig:"PARLEY_REPLICAS" json:"replicas" flag:"replicas" desc:"copies of every stream in a cluster: 1, 3 or 5; 0 keeps what is there, and begins with one"`
 	MaxStore      size     `envconfig:"PARLEY_MAX_STORE" json:"max_store" flag:"max-store" desc:"disk guard of the task records, such as 10GiB; 0 keeps what is there, and begins with 4GiB or what the disk has"`
 	MaxOutput     size     `envconfig:"PARLEY_MAX_OUTPUT" json:"max_output" flag:"max-output" desc:"largest output that a session keeps, such as 64MiB; 0 is the default"`
 	AuditKeep     span     `envconfig:"PARLEY_AUDIT_KEEP" json:"audit_keep" flag:"audit-keep" desc:"how long the audit is kept; 0 is the default, 90 days"`
@@ -83,7 +83,7 @@ type config struct {
 	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
-	Monitor       []string `envconfig:"PARLEY_MONITOR" json:"monitor" flag:"monitor" desc:"monitoring pages of the NATS servers, such as http://n1:8222, comma separated: what they say of syncing is held against --sync"`
+	Monitor       []string `envconfig:"PARLEY_MONITOR" json:"monitor" flag:"monitor" desc:"monitoring pages of the NATS servers, such as http://n1:8222, comma separated: workers do not start on servers that sync less than --sync says, and parley doctor looks at syncing, versions and room"`
 	A2AIdentities string   `envconfig:"PARLEY_A2A_IDENTITIES" json:"a2a_identities" flag:"a2a-identities" desc:"directory of the A2A agents of others, a file NAME.yaml for each; absent: a2a in the directory of the settings"`
 	A2ARegistry   string   `envconfig:"PARLEY_A2A_REGISTRY" json:"a2a_registry" flag:"a2a-registry" desc:"address of a shared registry that is told the fleet's card; empty: none"`
 	A2ARegToken   string   `envconfig:"PARLEY_A2A_REGISTRY_TOKEN" json:"a2a_registry_token" flag:"a2a-registry-token" desc:"bearer token for it; better set in the environment than as a flag"`

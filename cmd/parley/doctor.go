@@ -28,9 +28,11 @@ func (a *app) doctorCommand() *cobra.Command {
 		Use: "doctor", Short: "Look for what is wrong with the fleet", Args: cobra.NoArgs,
 		Long: `Look for what is wrong with the fleet: connection and access, versions of the
 servers and workers, streams, their copies and consumers, disk and clocks,
-whether what was acknowledged survives a power cut, workers, work that nobody
-takes, whether the records of the latest tasks are sound, whether humans can be
-told, what waits for them, and what could not be delivered. What is wrong is
+whether what was acknowledged survives a power cut, workers that are missing,
+work that nobody takes or that is past its time, whether the records of the
+latest tasks are sound and the newest blocks of the audit unchanged, whether
+humans can be told, what waits for them, and what could not be delivered. What
+is wrong is
 
   critical  what was acknowledged may be lost, or anybody may come in
   major     work stands still, or soon will
@@ -77,13 +79,22 @@ func (a *app) examine(ctx context.Context, c *client) []finding {
 	begin := time.Now()
 	ping := c.bus.Ping(ctx)
 	list := []finding{judge("connection", ping, c.server+", "+roughly(time.Since(begin)), "see that the server answers")}
-	list = append(list, a.access(ctx), serverFinding(c.bus.Server(ctx)), a.versions(ctx, c))
+	pages, unread := a.conf.pages(ctx)
+	services, unheard := c.bus.Services(ctx)
+	list = append(list, a.access(ctx), serverFinding(c.bus.Server(ctx)), versions(services, unheard, pages))
 	err := c.bus.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify, Replicas: a.conf.Replicas})
 	list = append(list, judge("streams", err, "as they must be, on files", "parley serve --provision create  makes what is missing"),
-		writes(ctx, c.bus), copies(ctx, c.bus), a.synced(ctx, c.bus))
-	list = append(list, a.storage(ctx, c.bus)...)
+		writes(ctx, c.bus), a.synced(ctx, c.bus, pages, unread))
+	begin = time.Now()
+	streams, err := c.bus.StreamFigures(ctx)
+	list = append(list, storage(streams, err, a.now(), time.Since(begin))...)
+	if len(a.conf.Monitor) > 0 {
+		list = append(list, store(pages))
+	}
+	list = append(list, missing(services, unheard, streams))
 	_, err = call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{Limit: 1})
-	list = append(list, judge("router", err, "answers", "parley serve --workers router"), stuck(ctx, c), records(ctx, c))
+	list = append(list, judge("router", err, "answers", "parley serve --workers router"), stuck(ctx, c), a.late(ctx, c, services), records(ctx, c),
+		newest(ctx, c.bus))
 	s, err := call[fleet.EscalationStatusReply](ctx, c, "escalation", "status", fleet.EscalationStatus{})
 	list = append(list, judge("escalation", err, fmt.Sprintf("%d alerts, %d tasks wait for a human", s.value.Open, s.value.Waiting), "parley serve --workers escalation"))
 	if err == nil {
@@ -116,28 +127,15 @@ func writes(ctx context.Context, b *bus.Bus) finding {
 	if errors.Is(err, bus.ErrDenied) {
 		return finding{Check: "writes", OK: true, Found: "not tried: that is for workers alone; /readyz of theirs tries it"}
 	}
-	return judge("writes", err, "one was acknowledged, and read again from the leader", "look at the servers' logs, and restart the one that leads KV_"+subjects.BucketWorkers)
-}
-
-// copies is on how many servers what is acknowledged lies.
-func copies(ctx context.Context, b *bus.Bus) finding {
-	s, err := b.StreamState(ctx, subjects.StreamTasks)
-	f := judge("copies", err, "", "parley serve --provision create  makes what is missing")
-	switch {
-	case err != nil:
-	case s.Replicas < 2:
-		f.Found, f.Then = "1 of every record: what is on that disk is lost with it", "on three servers or more: parley serve --replicas 3"
-	default:
-		f.Found = fmt.Sprintf("%d of every record; the leader is %s", s.Replicas, s.Leader)
-	}
-	return f
+	return judge("writes", err, "one was acknowledged, and read again from the leader; the task stream commits",
+		"look at the servers' logs, and restart the one that leads the stream which is named: nats stream info STREAM")
 }
 
 // synced is whether what is acknowledged is on the disk: as the servers' monitoring
 // pages say, or else as the workers believe.
-func (a *app) synced(ctx context.Context, b *bus.Bus) finding {
+func (a *app) synced(ctx context.Context, b *bus.Bus, pages []*varz, unread error) finding {
 	if len(a.conf.Monitor) > 0 {
-		return judge("sync", a.conf.syncs(ctx), fmt.Sprintf("every write is on the disk before it is acknowledged, as %d servers say", len(a.conf.Monitor)),
+		return judge("sync", errors.Join(syncs(pages), unread), fmt.Sprintf("every write is on the disk before it is acknowledged, as %d servers say", len(pages)),
 			"sync_interval: always  in the servers' jetstream block; --monitor names their monitoring pages")
 	}
 	const ask = "as its system account: nats server request jetstream --config  shows sync_always and sync_interval"
@@ -196,11 +194,16 @@ func deadLetters(ctx context.Context, b *bus.Bus) finding {
 	return f
 }
 
+// contacts is who is called. That nobody is may be meant, until a task waits.
 func contacts(s *fleet.EscalationStatusReply) finding {
-	if len(s.Contacts) == 0 {
-		return finding{Check: "contacts", OK: true, Found: "nobody is called: tasks end where they would wait for a human", Then: "PARLEY_WEBHOOK_URL or PARLEY_ALERT_CONTACTS names somebody"}
+	const then = "PARLEY_WEBHOOK_URL or PARLEY_ALERT_CONTACTS names somebody"
+	switch {
+	case len(s.Contacts) > 0:
+		return finding{Check: "contacts", OK: true, Found: strings.Join(s.Contacts, ", ")}
+	case s.Waiting > 0:
+		return finding{Check: "contacts", Found: fmt.Sprintf("%d tasks wait for a human, and nobody is called", s.Waiting), Then: "parley escalation ls; " + then}
 	}
-	return finding{Check: "contacts", OK: true, Found: strings.Join(s.Contacts, ", ")}
+	return finding{Check: "contacts", OK: true, Found: "nobody is called: tasks end where they would wait for a human", Then: then}
 }
 
 func changeLog(s *fleet.EscalationStatusReply) finding {

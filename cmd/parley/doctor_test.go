@@ -93,6 +93,7 @@ func TestDoctor(t *testing.T) {
 		}, "alerts", false, "1 open for longer than an hour"},
 		{"contacts", nil, "contacts", true, "oncall"},
 		{"no contacts", func(a answers) { a["escalation.status"] = always(fleet.EscalationStatusReply{}) }, "contacts", true, "nobody is called"},
+		{"nobody to call, and a task waits", func(a answers) { a["escalation.status"] = always(fleet.EscalationStatusReply{Waiting: 2}) }, "contacts", false, "2 tasks wait for a human"},
 		{"CHANGE.log", nil, "CHANGE.log", true, "3 lines"},
 		{"no CHANGE.log", func(a answers) { a["escalation.status"] = always(fleet.EscalationStatusReply{}) }, "CHANGE.log", true, "off"},
 		{"a broken CHANGE.log", func(a answers) {
@@ -129,7 +130,10 @@ func TestDoctorOfServers(t *testing.T) {
 	m := findings(t, s, 0)
 	wants(t, m, "sync", true, "what the servers really do is not known")
 	wants(t, m, "dead letters", true, "none")
-	wants(t, m, "writes", true, "read again from the leader")
+	wants(t, m, "writes", true, "read again from the leader; the task stream commits")
+	wants(t, m, "audit", true, "are as they were written")
+	wants(t, m, "workers", true, "")
+	wants(t, m, "overdue", true, "nothing")
 	s.run(t, "doctor").check(t, 0, "nobody is called", "")
 	if err := b.BuryDeadLetter(t.Context(), bus.Msg{Subject: "poison.x", Data: []byte("x")}, "not JSON"); err != nil {
 		t.Fatal(err)

@@ -26,9 +26,9 @@ const (
 // badness is how bad it is when a check fails.
 func badness(check string) string {
 	switch check {
-	case "connection", "streams", "writes", "sync", "access", "records":
+	case "connection", "streams", "writes", "sync", "access", "records", "audit":
 		return critical
-	case "server", "copies", "replicas", "consumers", "disk", "router", "escalation", "contacts", "stuck work":
+	case "server", "copies", "replicas", "consumers", "disk", "store", "router", "workers", "escalation", "contacts", "stuck work", "overdue":
 		return major
 	}
 	return minor
@@ -41,6 +41,7 @@ const (
 	inboxLong = time.Minute      // at the raw door
 	behind    = 10_000           // messages that a consumer has yet to see
 	nearlyAll = 0.8              // of a limit; above it the routers take no new tasks
+	overdue   = time.Minute      // past its time, in which a worker that was lost is replaced
 )
 
 // unknown is a check that these credentials may not make.
@@ -66,8 +67,7 @@ func serverFinding(s bus.Server, err error) finding {
 
 // versions is whether all servers that are known are of one version, and all
 // workers.
-func (a *app) versions(ctx context.Context, c *client) finding {
-	list, err := c.bus.Services(ctx)
+func versions(list []bus.ServiceInfo, err error, pages []*varz) finding {
 	if f, ok := unknown("versions", err); ok {
 		return f
 	}
@@ -80,11 +80,9 @@ func (a *app) versions(ctx context.Context, c *client) finding {
 		by["workers "+s.Version] = append(by["workers "+s.Version], s.Name)
 	}
 	workers, servers := len(by), map[string]bool{}
-	for _, address := range a.conf.Monitor {
-		if v, err := readVarz(ctx, address); err == nil {
-			servers[v.Version] = true
-			by["servers "+v.Version] = append(by["servers "+v.Version], v.Name)
-		}
+	for _, v := range pages {
+		servers[v.Version] = true
+		by["servers "+v.Version] = append(by["servers "+v.Version], v.Name)
 	}
 	var said []string
 	for what, names := range by {
@@ -102,12 +100,10 @@ func (a *app) versions(ctx context.Context, c *client) finding {
 	return f
 }
 
-// storage looks at the streams: copies, consumers, room and clocks.
-func (a *app) storage(ctx context.Context, b *bus.Bus) []finding {
-	begin := time.Now()
-	list, err := b.StreamFigures(ctx)
-	took := time.Since(begin)
-	checks := []string{"replicas", "consumers", "disk", "clocks"}
+// storage looks at the streams: copies, consumers, room and clocks. To ask for
+// them took so long.
+func storage(list []bus.StreamFigures, err error, now time.Time, took time.Duration) []finding {
+	checks := []string{"copies", "replicas", "consumers", "disk", "clocks"}
 	if err != nil || len(list) == 0 {
 		out := make([]finding, len(checks))
 		for i, check := range checks {
@@ -118,8 +114,32 @@ func (a *app) storage(ctx context.Context, b *bus.Bus) []finding {
 		}
 		return out
 	}
-	now := a.now()
-	return []finding{replicas(list), consumers(list, now), disk(list), clocks(list, now, took)}
+	return []finding{copies(list), replicas(list), consumers(list, now), disk(list), clocks(list, now, took)}
+}
+
+// copies is on how many servers what is acknowledged lies.
+func copies(list []bus.StreamFigures) finding {
+	least, few := &list[0], 0
+	for i := range list {
+		s := &list[i]
+		if s.Replicas < least.Replicas {
+			least = s
+		}
+		if s.Cluster != "" && s.Replicas < enough {
+			few++
+		}
+	}
+	switch {
+	case few > 0:
+		return finding{
+			Check: "copies", Found: fmt.Sprintf("%d streams have fewer than %d copies, %s has %d, though the servers are a cluster: while one is away work stands still, and what was acknowledged is lost with its disk",
+				few, enough, least.Name, least.Replicas),
+			Then: "parley serve --provision create --replicas 3  copies what is there; PARLEY_REPLICAS=3 for every worker keeps it so",
+		}
+	case least.Replicas < enough:
+		return finding{Check: "copies", OK: true, Found: "1 of every record: what is on that disk is lost with it", Then: "on three servers or more: parley serve --replicas 3"}
+	}
+	return finding{Check: "copies", OK: true, Found: fmt.Sprintf("%d of every record", least.Replicas)}
 }
 
 // replicas is whether every copy is up to date.
@@ -204,6 +224,32 @@ func disk(list []bus.StreamFigures) finding {
 	return finding{Check: "disk", OK: true, Found: fmt.Sprintf("every stream has room; the fullest is %s, %.0f %%", name, worst*100)}
 }
 
+// store is whether the servers that say what they keep have room for more.
+func store(pages []*varz) finding {
+	var bad []string
+	worst, name := 0.0, ""
+	for _, v := range pages {
+		most := v.JetStream.Config.MaxStorage
+		if most <= 0 {
+			continue
+		}
+		part := float64(v.JetStream.Stats.Storage) / float64(most)
+		if part > worst || name == "" {
+			worst, name = part, v.Name
+		}
+		if part >= nearlyAll {
+			bad = append(bad, fmt.Sprintf("%s has used %.0f %% of its max_file_store", v.Name, part*100))
+		}
+	}
+	switch {
+	case len(bad) > 0:
+		return finding{Check: "store", Found: strings.Join(bad, "; ") + ": beyond it nothing is stored there", Then: "raise max_file_store in that server's jetstream block, where the disk has room, and reload it"}
+	case name == "":
+		return finding{Check: "store", OK: true, Found: "not known: no monitoring page tells of a max_file_store"}
+	}
+	return finding{Check: "store", OK: true, Found: fmt.Sprintf("every server has room; the fullest is %s, %.0f %%", name, worst*100)}
+}
+
 // clocks is whether this machine and the servers agree on the time. What was
 // asked took so long.
 func clocks(list []bus.StreamFigures, now time.Time, took time.Duration) finding {
@@ -247,20 +293,33 @@ func stuck(ctx context.Context, c *client) finding {
 
 // access is whether strangers may come in.
 func (a *app) access(ctx context.Context) finding {
-	const then = "parley auth init  makes accounts and credentials; docs/guide/security.md"
 	if a.conf.Context != "" {
 		return finding{Check: "access", OK: true, Found: "not known: the address is in the context " + a.conf.Context, Then: "parley doctor --server URL  tries it without credentials"}
 	}
-	anonymous := bus.Config{URL: a.conf.Server, CA: a.conf.TLSCA, TLSFirst: a.conf.TLSFirst, Name: "parley doctor", ConnectTimeout: patience}
-	b, err := bus.Connect(ctx, anonymous)
-	if err != nil {
+	nobody := bus.Config{URL: a.conf.Server, CA: a.conf.TLSCA, TLSFirst: a.conf.TLSFirst, Name: "parley doctor", ConnectTimeout: time.Duration(a.conf.Timeout)}
+	b, err := bus.Connect(ctx, nobody)
+	if err == nil {
+		b.Close()
+	}
+	return uninvited(err, a.conf.TLSCert != "", loopbackOnly(a.conf.Server))
+}
+
+// uninvited is what it means that somebody without credentials has tried to
+// connect, with what came of it, where we came in with a certificate or without.
+// Only a refusal keeps anybody out.
+func uninvited(err error, certified, local bool) finding {
+	const then = "parley auth init  makes accounts and credentials; docs/guide/security.md"
+	switch {
+	case errors.Is(err, bus.ErrDenied):
 		return finding{Check: "access", OK: true, Found: "the server takes nobody without credentials"}
+	case errors.Is(err, bus.ErrTLS) && certified:
+		return finding{Check: "access", OK: true, Found: "the server takes nobody without a certificate"}
+	case err != nil:
+		return finding{Check: "access", Found: "not known: whoever tries it without credentials is not refused, and does not come in: " + oneLine(err.Error()), Then: "repeat  parley doctor  once the servers answer at once"}
+	case local:
+		return finding{Check: "access", OK: true, Found: "no credentials are asked for: whoever is on this machine may do everything", Then: then}
 	}
-	defer b.Close()
-	if !loopbackOnly(a.conf.Server) {
-		return finding{Check: "access", Found: "whoever reaches the server may connect without credentials", Then: then}
-	}
-	return finding{Check: "access", OK: true, Found: "no credentials are asked for: whoever is on this machine may do everything", Then: then}
+	return finding{Check: "access", Found: "whoever reaches the server may connect without credentials", Then: then}
 }
 
 // loopbackOnly reports whether all addresses are of this machine.
@@ -277,7 +336,7 @@ func loopbackOnly(servers string) bool {
 	return true
 }
 
-// sampled is how many tasks have their records looked at.
+// sampled is how many tasks have their records looked at, and how many runs.
 const sampled = 50
 
 // records looks at the latest tasks, whether their records are as they must be.

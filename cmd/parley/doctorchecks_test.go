@@ -37,6 +37,10 @@ func TestDoctorOfStorage(t *testing.T) {
 		ok    bool
 		found string
 	}{
+		{"copies", copies([]bus.StreamFigures{well}), "copies", true, "3 of every record"},
+		{"one server", copies(change(func(s *bus.StreamFigures) { s.Replicas, s.Leader = 1, "" })), "copies", true, "1 of every record"},
+		{"one copy on a cluster", copies(change(func(s *bus.StreamFigures) { s.Name, s.Replicas, s.Cluster = "FLEET_RUNS", 1, "c" })), "copies", false, "1 streams have fewer than 3 copies, FLEET_RUNS has 1"},
+		{"the command that makes more", copies(change(func(s *bus.StreamFigures) { s.Replicas, s.Cluster = 2, "c" })), "copies", false, "parley serve --provision create --replicas 3"},
 		{"replicas", replicas([]bus.StreamFigures{well}), "replicas", true, "up to date"},
 		{"a server away", replicas(change(func(s *bus.StreamFigures) { s.Behind = []string{"n3", "n2"} })), "replicas", false, "n2, n3"},
 		{"no leader", replicas(change(func(s *bus.StreamFigures) { s.Leader = "" })), "replicas", false, "1 streams have no leader"},
@@ -49,6 +53,9 @@ func TestDoctorOfStorage(t *testing.T) {
 		{"disk", disk([]bus.StreamFigures{well}), "disk", true, "FLEET_TASKS, 10 %"},
 		{"a full stream", disk(change(func(s *bus.StreamFigures) { s.Name, s.Bytes = "FLEET_RUNS", 80 })), "disk", false, "FLEET_RUNS is 80 % full"},
 		{"one that drops what is old", disk(change(func(s *bus.StreamFigures) { s.Name, s.Bytes = subjects.StreamAudit, 100 })), "disk", true, "room"},
+		{"store", store([]*varz{keeps("n1", 79, 100), keeps("n2", 1, 100)}), "store", true, "the fullest is n1, 79 %"},
+		{"a full server", store([]*varz{keeps("n1", 1, 100), keeps("n2", 80, 100)}), "store", false, "n2 has used 80 % of its max_file_store"},
+		{"no page", store([]*varz{keeps("n1", 1, 0)}), "store", true, "not known"},
 		{"clocks", clocks([]bus.StreamFigures{well}, noon.Add(time.Second), 0), "clocks", true, "agree"},
 		{"a clock that is late", clocks([]bus.StreamFigures{well}, noon.Add(3*time.Second), 0), "clocks", false, "n1"},
 		{"a clock that is early", clocks(change(func(s *bus.StreamFigures) { s.Asked, s.Leader = noon.Add(time.Minute), "n2" }), noon, 0), "clocks", false, "n2"},
@@ -57,6 +64,12 @@ func TestDoctorOfStorage(t *testing.T) {
 		{"an old server", serverFinding(bus.Server{Version: "2.11.0", LeastVersion: "2.15.1", APILevel: 4, LeastAPILevel: 4}, nil), "server", false, "at least 2.15.1"},
 		{"an old API", serverFinding(bus.Server{Version: "2.15.2", LeastVersion: "2.15.1", APILevel: 1, LeastAPILevel: 4}, nil), "server", false, "level 4 are needed"},
 		{"no JetStream", serverFinding(bus.Server{}, errors.New("no JetStream")), "server", false, "no JetStream"},
+		{"refused", uninvited(fmt.Errorf("connect: %w", bus.ErrDenied), false, false), "access", true, "nobody without credentials"},
+		{"refused by TLS", uninvited(fmt.Errorf("connect: %w", bus.ErrTLS), true, false), "access", true, "nobody without a certificate"},
+		{"TLS that failed", uninvited(fmt.Errorf("connect: %w", bus.ErrTLS), false, false), "access", false, "not known"},
+		{"not refused, but slow", uninvited(fmt.Errorf("connect: %w", bus.ErrTimeout), false, false), "access", false, "not known"},
+		{"let in", uninvited(nil, false, false), "access", false, "whoever reaches the server"},
+		{"let in on this machine", uninvited(nil, false, true), "access", true, "whoever is on this machine"},
 		{"not allowed", serverFinding(bus.Server{}, fmt.Errorf("ask: %w", bus.ErrDenied)), "server", true, "may not look"},
 	} {
 		wants(t, map[string]finding{c.got.Check: c.got}, c.check, c.ok, c.found)
@@ -72,6 +85,13 @@ func TestDoctorOfStorage(t *testing.T) {
 			t.Errorf("loopbackOnly(%s) = %t", servers, got)
 		}
 	}
+}
+
+// keeps is what a server says of its store.
+func keeps(name string, used, most int64) *varz {
+	v := &varz{Name: name}
+	v.JetStream.Stats.Storage, v.JetStream.Config.MaxStorage = used, most
+	return v
 }
 
 // story are the records of a task, from text: kind state attempt agent.

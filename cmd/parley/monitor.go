@@ -10,6 +10,9 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"parley/bus"
+	"parley/subjects"
 )
 
 // monitorTry bounds the look at one monitoring page.
@@ -54,21 +57,29 @@ func readVarz(ctx context.Context, address string) (*varz, error) {
 	return &v, nil
 }
 
-// errLazy is returned when a server acknowledges before it flushes.
-var errLazy = errors.New("acknowledges writes before they are on the disk")
-
-// syncs asks every server whose monitoring page is known whether it syncs
-// before it acknowledges: errLazy for one that does not; other errors are of
-// pages that do not answer.
-func (c *config) syncs(ctx context.Context) error {
+// pages asks every server whose monitoring page is known, and returns what they
+// say. The error is of those that do not answer.
+func (c *config) pages(ctx context.Context) ([]*varz, error) {
+	var pages []*varz
 	var errs []error
 	for _, address := range c.Monitor {
 		v, err := readVarz(ctx, address)
-		switch {
-		case err != nil:
+		if err != nil {
 			errs = append(errs, err)
-		case !v.JetStream.Config.SyncAlways:
-			errs = append(errs, fmt.Errorf("server %s %w (sync_interval %s)", v.Name, errLazy, time.Duration(v.JetStream.Config.SyncInterval)))
+			continue
+		}
+		pages = append(pages, v)
+	}
+	return pages, errors.Join(errs...)
+}
+
+// syncs is an error that names each server which does not sync before it
+// acknowledges.
+func syncs(pages []*varz) error {
+	var errs []error
+	for _, v := range pages {
+		if !v.JetStream.Config.SyncAlways {
+			errs = append(errs, fmt.Errorf("server %s acknowledges writes before they are on the disk (sync_interval %s)", v.Name, time.Duration(v.JetStream.Config.SyncInterval)))
 		}
 	}
 	return errors.Join(errs...)
@@ -88,15 +99,31 @@ func (a *app) checkSync(ctx context.Context, log *slog.Logger) error {
 		log.Warn("durability unverified: nobody has looked whether the servers have sync_interval: always; --monitor names their monitoring pages")
 		return nil
 	}
-	err = a.conf.syncs(ctx)
-	switch {
-	case errors.Is(err, errLazy):
+	pages, unread := a.conf.pages(ctx)
+	if err = syncs(pages); err != nil {
 		return &problem{
 			what: "the servers are not as safe as --sync says", where: err.Error(), exit: exitFailed, err: err,
 			then: "set  sync_interval: always  in the servers' jetstream block, or, to live with the loss, start with --sync 2m",
 		}
-	case err != nil:
-		log.Warn("durability unverified: a monitoring page does not answer", slog.Any("error", err))
+	}
+	if unread != nil {
+		log.Warn("durability unverified: a monitoring page does not answer", slog.Any("error", unread))
 	}
 	return nil
+}
+
+// enough is how many copies outlive the loss of a server, and go on without it.
+const enough = 3
+
+// warnOfCopies says loudly where servers are a cluster, and records lie on too
+// few of them: what is created has one copy, unless somebody asks for more.
+func warnOfCopies(ctx context.Context, b *bus.Bus, log *slog.Logger) {
+	s, err := b.StreamState(ctx, subjects.StreamTasks)
+	switch {
+	case err != nil:
+		log.Warn("durability unverified: the task stream does not say how many copies it has", slog.Any("error", err))
+	case s.Cluster != "" && s.Replicas < enough:
+		log.Warn("UNSAFE: the servers are a cluster, and records have too few copies: while one server is away work stands still, and what was acknowledged is lost with its disk; --replicas 3 copies what is there",
+			slog.Int("copies", s.Replicas))
+	}
 }

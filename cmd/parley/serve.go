@@ -21,7 +21,7 @@ as you like: they share the work, and any of them can be killed at any time.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context()) },
 	}
 	bind(cmd.Flags(), a.conf, slices.Concat(connectionFlags, []string{"provision", "replicas", "sync", "monitor"}, workerFlags)...)
-	cmd.Flags().Lookup("sync").Usage = "sync_interval of the servers: always, or a time such as 2m; it cannot be seen from outside, and only speed depends on it"
+	cmd.Flags().Lookup("sync").Usage = "sync_interval of the servers, as they are believed to have it: always, or a time such as 2m; --monitor has it looked at"
 	complete(cmd, "provision", "create", "verify", "off")
 	return cmd
 }

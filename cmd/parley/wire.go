@@ -140,6 +140,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err != nil {
 		return a.notProvisioned(err, room)
 	}
+	warnOfCopies(ctx, b, log)
 	canaryLog := log.With(slog.String("component", "canary"))
 	tried := newCanary(clockTeller(b, canaryLog), canaryLog)
 	tried.sing(ctx) // who begins knows what time it is

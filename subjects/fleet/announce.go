@@ -12,7 +12,7 @@ const (
 	maxParallel  = 10000
 	minHeartbeat = 0.1   // seconds
 	maxHeartbeat = 3600  // seconds
-	maxTTL       = 86400 // seconds: announces are kept no longer
+	maxTTL       = 86400 // seconds
 	maxHolding   = 10000
 )
 

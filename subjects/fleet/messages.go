@@ -367,6 +367,9 @@ const (
 	DefaultDeadline   = 72 * time.Hour
 	MaxDeadline       = 30 * 24 * time.Hour
 	DefaultMaxRetries = 3
+	// KeepOverdue is how long a task that has no outcome is kept after its
+	// deadline, for routers that were away to end it.
+	KeepOverdue = 30 * 24 * time.Hour
 	// DefaultAlertRepeat is how often humans are told again of what waits for
 	// them, DefaultGiveUpAfter how long it waits.
 	DefaultAlertRepeat = 30 * time.Minute

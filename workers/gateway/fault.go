@@ -110,7 +110,7 @@ func asFault(err error) *fault {
 	case errors.Is(err, errDraining):
 		return &fault{kind: kindUnavailable, message: "the gateway is stopping; repeat the call, or ask for the task", retry: time.Second, cause: err}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return &fault{kind: kindUnavailable, message: "the call was ended before its answer was there", cause: err}
+		return &fault{kind: kindUnavailable, message: "the call was ended before its answer was there; repeat it", retry: time.Second, cause: err}
 	}
 	return &fault{kind: kindInternal, message: "an internal error; the gateway's log has more", cause: err}
 }

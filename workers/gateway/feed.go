@@ -37,13 +37,12 @@ func newFeed(log *slog.Logger) *feed {
 
 // listed is what ListTasks needs to know of a task.
 type listed struct {
-	id       subjects.TaskID
-	from     subjects.AgentID
-	agent    subjects.AgentID // pinned to it
-	context  string
-	state    fleet.State
-	updated  int64 // ms, as clients see it
-	deadline time.Time
+	id      subjects.TaskID
+	from    subjects.AgentID
+	agent   subjects.AgentID // pinned to it
+	context string
+	state   fleet.State
+	updated int64 // ms, as clients see it
 }
 
 var contextMark = []byte(`"context_id":"`)
@@ -75,7 +74,7 @@ func (f *feed) record(m bus.Msg) {
 			l = &listed{id: id, from: ev.Facts.From, agent: ev.Facts.Policy.Agent, context: ev.Facts.ContextID}
 			f.index[id] = l
 		}
-		l.state, l.updated, l.deadline = ev.State, ev.Time.UnixMilli(), ev.Facts.Deadline
+		l.state, l.updated = ev.State, ev.Time.UnixMilli()
 	}
 	if ev.Time.Sub(f.swept) > sweepEvery {
 		f.swept = ev.Time
@@ -92,11 +91,7 @@ const sweepEvery = 10 * time.Minute
 // sweep needs the lock.
 func (f *feed) sweep(now time.Time) {
 	maps.DeleteFunc(f.index, func(_ subjects.TaskID, l *listed) bool {
-		ended := time.UnixMilli(l.updated)
-		if l.deadline.After(ended) {
-			ended = l.deadline
-		}
-		return l.state.Terminal() && now.Sub(ended) > keepAfter
+		return l.state.Terminal() && now.Sub(time.UnixMilli(l.updated)) > keepEnded
 	})
 }
 

@@ -332,7 +332,7 @@ func (p *pusher) told(ctx context.Context, key string, k kept, last *fleet.Event
 	if last == nil || last.Seq <= k.Sent {
 		return nil
 	}
-	k.Sent, k.Done, k.Until = last.Seq, last.State.Terminal(), last.Facts.Deadline.Add(keepAfter)
+	k.Sent, k.Done, k.Until = last.Seq, last.State.Terminal(), until(last)
 	rev, err := p.kv.UpdateFor(ctx, key, fleet.MustEncode(k.pushConfig), k.rev, max(time.Until(k.Until), time.Minute))
 	if errors.Is(err, bus.ErrConflict) {
 		return nil

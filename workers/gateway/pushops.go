@@ -39,9 +39,16 @@ func (w *Worker) pushed(ctx context.Context, c *call, tenant, task string) (*pic
 	return w.visible(ctx, c, agent, task)
 }
 
-// keepAfter is how long the records of a task are kept at most, after its
-// deadline.
-const keepAfter = 24*time.Hour + time.Minute
+// keepEnded is how long the records of a task are kept after its end.
+const keepEnded = 24*time.Hour + time.Minute
+
+// until is when the records of a task may be gone of which ev is the latest.
+func until(ev *fleet.Event) time.Time {
+	if ev.State.Terminal() {
+		return ev.Time.Add(keepEnded)
+	}
+	return ev.Facts.Deadline.Add(fleet.KeepOverdue)
+}
 
 // newPush is a client's config for a task, of which the receiver knows the
 // records up to sent.
@@ -53,7 +60,7 @@ func newPush(c *call, in *a2apb.TaskPushNotificationConfig, ev *fleet.Event, sen
 	return &pushConfig{
 		ID: id, TaskID: ev.TaskID, From: c.from, Tenant: in.GetTenant(), URL: in.GetUrl(), Token: in.GetToken(),
 		Scheme: in.GetAuthentication().GetScheme(), Credentials: in.GetAuthentication().GetCredentials(),
-		Sent: sent, Until: ev.Facts.Deadline.Add(keepAfter),
+		Sent: sent, Until: until(ev),
 	}
 }
 

@@ -103,7 +103,8 @@ func before(a, b *instance, taken map[subjects.InstanceID]int) bool {
 	return a.id < b.id
 }
 
-// sweep forgets the instances whose announce is not kept any more.
+// sweep forgets the instances that were not heard of for a day: if they come
+// back, they announce themselves.
 func (a agents) sweep(now time.Time) {
 	for id, list := range a {
 		for name, in := range list {

@@ -35,6 +35,9 @@ func (v *view) figures(now time.Time) fleet.AgentFigures {
 	agents := make(map[fleet.AgentCount]int)
 	servers := make(map[fleet.MCPCount]int)
 	for k, in := range v.instances {
+		if gone(in, now) {
+			continue
+		}
 		state := v.stateOf(k, in, now)
 		if state == fleet.AgentMissing && (in.draining || now.Sub(in.seen) > missedFor) {
 			continue

@@ -10,7 +10,8 @@ import (
 	"parley/subjects/fleet"
 )
 
-// keptFor is how long the announce stream keeps an announce.
+// keptFor is how long an instance is listed that is not heard any more. Its
+// announce is kept for longer.
 const keptFor = 24 * time.Hour
 
 // key names an instance.
@@ -139,13 +140,13 @@ func (v *view) told(k key, e *fleet.AgentEvent) {
 	}
 }
 
-// sweep finds whom time has made lost, and forgets those whose announce is no
-// longer kept.
+// sweep finds whom time has made lost, and forgets those that are gone. Who was
+// found has a lease to be heard in.
 func (v *view) sweep(now time.Time) []fleet.AgentEvent {
 	var events []fleet.AgentEvent
 	for k, in := range v.instances {
 		events = append(events, v.settle(k, in, now)...)
-		if !in.live && now.Sub(in.announced) > keptFor {
+		if in.known && gone(in, now) {
 			delete(v.instances, k)
 		}
 	}
@@ -161,6 +162,9 @@ func (v *view) list(a subjects.AgentID, now time.Time) []fleet.AgentView {
 	views := make([]fleet.AgentView, 0, len(keys))
 	for _, k := range keys {
 		in := v.instances[k]
+		if gone(in, now) {
+			continue
+		}
 		drain, byOperator := v.drains[k.agent]
 		view := fleet.AgentView{
 			Announce: in.announce, Live: alive(in, now), Draining: in.draining || byOperator,
@@ -203,6 +207,11 @@ func lease(a *fleet.Announce) time.Duration {
 
 func alive(in *instance, now time.Time) bool {
 	return now.Sub(in.seen) <= lease(&in.announce)
+}
+
+// gone reports whether the instance is not spoken of any more.
+func gone(in *instance, now time.Time) bool {
+	return !alive(in, now) && now.Sub(in.seen) > keptFor
 }
 
 // settle compares what an instance is with what was last told of it, and

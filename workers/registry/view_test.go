@@ -191,3 +191,27 @@ func TestViewForgets(t *testing.T) {
 		t.Errorf("%d listed after the announce has gone, want 0", got)
 	}
 }
+
+// Announces are kept for longer than who is gone is listed.
+func TestViewPassesOverWhoIsLongGone(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	week, back := began.Add(-7*24*time.Hour), key{"codex", "main"}
+	for _, k := range []key{one, back} {
+		wantEvents(t, "found, gone for a week", v.announced(k, announce(1), week, at(0)))
+	}
+	if got := v.list("", at(0)); len(got) != 0 {
+		t.Errorf("listed %v, want nobody", got)
+	}
+	if got := v.figures(at(0)); len(got.Agents) != 0 {
+		t.Errorf("counted %v, want nobody", got.Agents)
+	}
+	wantEvents(t, "a look meanwhile", v.sweep(at(1)))
+	v.heard(back, &fleet.Heartbeat{Epoch: 1}, at(5))
+	if got := v.list("", at(6)); len(got) != 1 || !got[0].Live || got[0].Announce.Worker.AgentID != "codex" {
+		t.Errorf("listed %v, want the one that was heard", got)
+	}
+	if v.sweep(at(31)); len(v.instances) != 1 {
+		t.Errorf("%d instances are remembered after a lease, want 1", len(v.instances))
+	}
+}

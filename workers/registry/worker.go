@@ -202,7 +202,7 @@ func (w *Worker) list(_ context.Context, m bus.Msg) ([]byte, error) {
 	reply := fleet.AgentListReply{Agents: w.view.list(q.AgentID, w.now())}
 	w.mu.Unlock()
 	if q.AgentID != "" && len(reply.Agents) == 0 {
-		return nil, subjects.Errorf(subjects.CodeNotFound, "no agent %q has announced itself in the last day", q.AgentID).
+		return nil, subjects.Errorf(subjects.CodeNotFound, "no agent %q was heard of in the last day", q.AgentID).
 			At("/agent_id").WithRemedy("parley agent ls shows who has")
 	}
 	return fleet.Encode(&reply)

@@ -273,8 +273,8 @@ func (w *Worker) fail(ctx context.Context, cur *view, f failure) *fleet.Event {
 	f.gone = !w.core.fleet.Alive(agent)
 	w.mu.Unlock()
 	n, action := failed(cur.ev, f, w.terms(cur.ev), w.now())
-	if r, ok := action.(escalation.Reassign); ok && r.CoolDown != nil {
-		w.coolDown(ctx, r.CoolDown.Agent, r.CoolDown.Until, f.code)
+	if c := escalation.Rests(action); c != nil {
+		w.coolDown(ctx, c.Agent, c.Until, f.code)
 	}
 	return n
 }

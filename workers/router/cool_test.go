@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"parley/bus/bustest"
@@ -41,4 +42,30 @@ func TestCoolDownIsShared(t *testing.T) {
 		t.Errorf("attempts = %+v, want one that was rate_limited", v.Attempts)
 	}
 	bustest.Eventually(t, "a to hold the task", func() bool { return w.view(next).AgentID == "a" })
+}
+
+// TestALimitSparesWhatIsPinned: an agent that said 429 rests also where nobody
+// else may take its task over, so that the next one does not fail by the same.
+func TestALimitSparesWhatIsPinned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := bustest.NewFake(t)
+		w := &world{t: t, srv: srv, bus: srv.Bus(t)}
+		w.router("r0")
+		a := w.join("a", nil)
+		limited, next := w.send(dispatchJSON("x", `"agent":"a"`)), w.send(dispatchJSON("y", `"agent":"a"`))
+		a.offered()
+		const asked = 10 * time.Second
+		if _, err := a.result(limited, fleet.Result{Status: fleet.StatusError, Error: &fleet.ResultError{
+			Code: subjects.CodeRateLimited, Message: "too many requests", RetryAfterSeconds: asked.Seconds(),
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		said := time.Now()
+		if v := w.outcome(limited); v.State != fleet.StateError || v.Reason.Code != subjects.CodeRateLimited {
+			t.Errorf("the task that met the limit is %s, %+v", v.State, v.Reason)
+		}
+		if d := a.offered(); d.Task.TaskID != next || time.Since(said) < asked-time.Second {
+			t.Errorf("%s was offered %s after a said to wait %s", d.Task.TaskID, time.Since(said), asked)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/google/uuid"
@@ -86,15 +87,33 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 	sum := sha256.Sum256(raw)
 	hash := hex.EncodeToString(sum[:])
 	now := w.now()
-	if d.Task.TaskID, err = w.name(ctx, from, d, id, hash); err != nil {
+	if _, late := d.DeadlineAt(now); late != nil {
+		// An earlier copy may have been accepted while its deadline was ahead.
+		switch n, err = w.earlier(ctx, from, d, id, hash); {
+		case err == nil:
+			return n, true, nil
+		case subjects.CodeOf(err) == subjects.CodeUnavailable:
+			return nil, false, err
+		}
+		return nil, false, late
+	}
+	id, key, err := w.name(ctx, from, d, id, hash)
+	if err != nil {
 		return nil, false, err
 	}
+	d.Task.TaskID = id
+	n, duplicate, err = w.begin(ctx, from, d, hash, now)
+	switch subjects.CodeOf(err) {
+	case subjects.CodePayloadTooLarge, subjects.CodeIdempotencyConflict: // it is never stored
+		w.giveBack(ctx, key)
+	}
+	return n, duplicate, err
+}
+
+// begin stores record 1 of the task that d, which has its id, becomes.
+func (w *Worker) begin(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, hash string, now time.Time) (n *fleet.Event, duplicate bool, err error) {
 	d.From, d.Attempt, d.Tried, d.Messages, d.Context, d.SessionToken = "", 0, nil, nil, nil, ""
 	if n, err = queued(d, from, nil, hash, w.set, now); err != nil {
-		// An earlier copy may have been accepted while its deadline was ahead.
-		if was, ok := w.existing(ctx, d.Task.TaskID, from, hash); ok {
-			return was, true, nil
-		}
 		return nil, false, err
 	}
 	d.Deadline = &n.Facts.Deadline
@@ -107,7 +126,8 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 	}
 	err = w.store(ctx, &view{}, n)
 	if errors.Is(err, bus.ErrConflict) {
-		return w.sameTask(ctx, d.Task.TaskID, from, hash)
+		n, err = w.sameTask(ctx, d.Task.TaskID, from, hash)
+		return n, err == nil, err
 	}
 	if err != nil {
 		return nil, false, unavailable(err)
@@ -116,44 +136,58 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 }
 
 // name is the id of the task that d becomes: what d says, or id, or a new one,
-// unless its idempotency key has one already.
-func (w *Worker) name(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, id subjects.TaskID, hash string) (subjects.TaskID, error) {
+// unless its idempotency key has one already; and that key, if d is the first to
+// use it.
+func (w *Worker) name(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, id subjects.TaskID, hash string) (subjects.TaskID, ownKey, error) {
 	said := d.Task.TaskID
 	id = cmp.Or(said, id)
 	if id == "" {
 		v7, err := uuid.NewV7()
 		if err != nil {
-			return "", fmt.Errorf("make a task id: %w", err)
+			return "", ownKey{}, fmt.Errorf("make a task id: %w", err)
 		}
 		id = subjects.TaskID(v7.String())
 	}
 	if d.Task.IdempotencyKey == "" {
-		return id, nil
+		return id, ownKey{}, nil
 	}
-	claimed, err := w.claimKey(ctx, from, d.Task.IdempotencyKey, id, hash)
+	claimed, key, err := w.claimKey(ctx, keyName(from, d.Task.IdempotencyKey), id, hash)
 	if err == nil && said != "" && claimed != said {
 		err = subjects.Errorf(subjects.CodeIdempotencyConflict, "the idempotency key belongs to task %s", claimed).
 			At("/task/idempotency_key").WithRemedy("leave task_id out, or use a new key")
 	}
-	return claimed, err
+	return claimed, key, err
 }
 
 // sameTask tells a repeated dispatch from another one under the same id.
-func (w *Worker) sameTask(ctx context.Context, id subjects.TaskID, from subjects.AgentID, hash string) (*fleet.Event, bool, error) {
+func (w *Worker) sameTask(ctx context.Context, id subjects.TaskID, from subjects.AgentID, hash string) (*fleet.Event, error) {
 	v, err := w.reread(ctx, id)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	if v.ev.Facts.From != from || v.ev.Facts.PayloadHash != hash {
-		return nil, false, subjects.Errorf(subjects.CodeIdempotencyConflict, "task %s exists already, with another payload or sender", id).
+		return nil, subjects.Errorf(subjects.CodeIdempotencyConflict, "task %s exists already, with another payload or sender", id).
 			At("/task/task_id").WithRemedy("choose another task_id, or leave it out")
 	}
-	return v.ev, true, nil
+	return v.ev, nil
 }
 
-func (w *Worker) existing(ctx context.Context, id subjects.TaskID, from subjects.AgentID, hash string) (*fleet.Event, bool) {
-	n, _, err := w.sameTask(ctx, id, from, hash)
-	return n, err == nil
+// earlier is the task that an earlier copy of d became.
+func (w *Worker) earlier(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, id subjects.TaskID, hash string) (*fleet.Event, error) {
+	id = cmp.Or(d.Task.TaskID, id)
+	if key := d.Task.IdempotencyKey; key != "" && d.Task.TaskID == "" {
+		was, err := w.keyed(ctx, keyName(from, key))
+		switch {
+		case err == nil:
+			id = was.TaskID
+		case !errors.Is(err, bus.ErrNotFound):
+			return nil, err
+		}
+	}
+	if id == "" {
+		return nil, errNoTask
+	}
+	return w.sameTask(ctx, id, from, hash)
 }
 
 // claimed is the value of an idempotency key.
@@ -162,35 +196,64 @@ type claimed struct {
 	PayloadHash string          `json:"payload_hash"`
 }
 
+// ownKey is an idempotency key as its first user has stored it; zero: none.
+type ownKey struct {
+	name     string
+	revision uint64
+}
+
+// keyName is what an agent's idempotency key is stored under.
+func keyName(from subjects.AgentID, key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return string(from) + "." + hex.EncodeToString(sum[:])
+}
+
 // claimKey gives the task id that belongs to an idempotency key, which is id if
 // the key is new. It is stored before the task, so that a repeat after any
 // crash finds it.
-func (w *Worker) claimKey(ctx context.Context, from subjects.AgentID, key string, id subjects.TaskID, hash string) (subjects.TaskID, error) {
-	sum := sha256.Sum256([]byte(key))
-	name := string(from) + "." + hex.EncodeToString(sum[:])
-	_, err := w.idem.Create(ctx, name, fleet.MustEncode(claimed{id, hash}), idemTTL)
+func (w *Worker) claimKey(ctx context.Context, name string, id subjects.TaskID, hash string) (subjects.TaskID, ownKey, error) {
+	revision, err := w.idem.Create(ctx, name, fleet.MustEncode(claimed{id, hash}), idemTTL)
 	if err == nil {
-		return id, nil
+		return id, ownKey{name, revision}, nil
 	}
 	if plant.Bug("key_ignored") {
-		return id, nil
+		return id, ownKey{}, nil
 	}
 	if !errors.Is(err, bus.ErrExists) {
-		return "", unavailable(err)
+		return "", ownKey{}, unavailable(err)
 	}
-	e, err := w.idem.Get(ctx, name)
+	was, err := w.keyed(ctx, name)
 	if err != nil {
-		return "", unavailable(err)
-	}
-	was, err := fleet.DecodeRequest[claimed](e.Value)
-	if err != nil {
-		return "", err
+		return "", ownKey{}, unavailable(err)
 	}
 	if was.PayloadHash != hash {
-		return "", subjects.Errorf(subjects.CodeIdempotencyConflict, "the idempotency key was used for another payload, task %s", was.TaskID).
+		return "", ownKey{}, subjects.Errorf(subjects.CodeIdempotencyConflict, "the idempotency key was used for another payload, task %s", was.TaskID).
 			At("/task/idempotency_key").WithRemedy("use a new key for a new task; a key is remembered for 24 h")
 	}
-	return was.TaskID, nil
+	return was.TaskID, ownKey{}, nil
+}
+
+// keyed is what an idempotency key was used for; bus.ErrNotFound for nothing.
+func (w *Worker) keyed(ctx context.Context, name string) (claimed, error) {
+	e, err := w.idem.Get(ctx, name)
+	if errors.Is(err, bus.ErrNotFound) {
+		return claimed{}, err
+	}
+	if err != nil {
+		return claimed{}, unavailable(err)
+	}
+	return fleet.DecodeRequest[claimed](e.Value)
+}
+
+// giveBack frees a key whose task was refused: the dispatch that is mended may
+// have it. Where that fails, the key is free in time.
+func (w *Worker) giveBack(ctx context.Context, key ownKey) {
+	if key == (ownKey{}) {
+		return
+	}
+	if err := w.idem.DeleteRevision(ctx, key.name, key.revision); err != nil && !errors.Is(err, bus.ErrConflict) {
+		w.log.Warn("give an idempotency key back", slog.Any("error", err))
+	}
 }
 
 // inboxDurable is the consumer by which routers share the raw door.

@@ -13,9 +13,16 @@ import (
 	"parley/subjects/fleet"
 )
 
-// keepAnnounces is how long an instance that is not heard any more is
-// remembered: as long as the stream keeps its announce.
-const keepAnnounces = 24 * time.Hour
+// An instance that is not heard any more is remembered for as long as a task
+// may wait for it, which is as long as the stream keeps its announce; or for a
+// day, if another one of its agent that was heard since can do all that it can.
+const (
+	keepInstance   = fleet.MaxDeadline
+	keepSuperseded = 24 * time.Hour
+)
+
+// forgetEvery is how often those are looked at that were not heard for a day.
+const forgetEvery = time.Hour
 
 // noPlace marks an instance that the fleet has forgotten.
 const noPlace = ^uint32(0)

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"time"
 
 	"parley/subjects/fleet"
@@ -126,7 +127,7 @@ func (f *Fleet) expire(in *Instance) {
 		f.lapse(in)
 	}
 	f.refresh(in)
-	if in.forgettable() && !in.forgetAt().After(f.now) {
+	if f.forgettable(in) {
 		f.forget(in)
 	}
 }
@@ -138,32 +139,74 @@ func (in *Instance) leaseEnds() time.Time {
 	if in.Heartbeat == 0 {
 		life = in.TTL
 	}
-	if !in.heard {
-		return in.known.Add(life)
+	return in.lastKnown().Add(life)
+}
+
+// lastKnown is when the instance was last heard or, if it never was, when a
+// record named it first.
+func (in *Instance) lastKnown() time.Time {
+	if in.heard {
+		return in.LastSeen
 	}
-	return in.LastSeen.Add(life)
+	return in.known
 }
 
-func (in *Instance) forgettable() bool {
-	return in.lapsed && len(in.Held) == 0 && in.Offering == 0
+// forgettable reports whether nobody misses the instance any more.
+func (f *Fleet) forgettable(in *Instance) bool {
+	if !in.lapsed || len(in.Held) > 0 || in.Offering > 0 {
+		return false
+	}
+	gone := f.now.Sub(in.lastKnown())
+	return gone >= keepInstance || gone >= keepSuperseded && (in.Announce == nil || f.superseded(in))
 }
 
-func (in *Instance) forgetAt() time.Time {
-	at := in.known
-	for _, t := range []time.Time{in.LastSeen, in.announceAt} {
-		if t.After(at) {
-			at = t
+// succeed forgets the instances of the same agent that nobody misses now that in
+// is known: a stream of announces has all that there were, oldest first.
+func (f *Fleet) succeed(in *Instance) {
+	var past []*Instance
+	for p := range in.owner.places.all() {
+		if o := f.at[p]; o != in && f.forgettable(o) {
+			past = append(past, o)
 		}
 	}
-	return at.Add(keepAnnounces)
+	for _, o := range past {
+		f.forget(o)
+	}
+}
+
+// superseded reports whether another instance of the same agent, which was
+// heard since, can do all that in can.
+func (f *Fleet) superseded(in *Instance) bool {
+	for p := range in.owner.places.all() {
+		o := f.at[p]
+		later := cmp.Or(o.lastKnown().Compare(in.lastKnown()), byID(o, in))
+		if later > 0 && o.Announce != nil && f.canAll(o, in) {
+			return true
+		}
+	}
+	return false
+}
+
+// canAll reports whether o has all that a task may ask for and in has, however
+// well either is.
+func (f *Fleet) canAll(o, in *Instance) bool {
+	all := true
+	in.each(func(x feature) {
+		switch x.kind {
+		case hasTool, hasMCP, hasTier, hasLabel:
+			all = all && f.has(o, x)
+		case hasHealthy, hasCleanRepo, hasSession:
+		}
+	})
+	return all
 }
 
 // arm sees to it that the instance is looked at in time.
 func (f *Fleet) arm(in *Instance) {
 	var at time.Time
 	if in.lapsed {
-		if at = in.forgetAt(); !at.After(f.now) {
-			at = f.now.Add(time.Hour)
+		if at = in.lastKnown().Add(keepSuperseded); !at.After(f.now) {
+			at = f.now.Add(forgetEvery)
 		}
 	} else if at = in.leaseEnds(); in.gone && in.Heartbeat == 0 && in.goneUntil.Before(at) {
 		at = in.goneUntil

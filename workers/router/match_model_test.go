@@ -148,7 +148,7 @@ func TestFleetModel(t *testing.T) {
 			"expire": func(t *rapid.T) {
 				now = now.Add(seconds(t, 40))
 				if rapid.IntRange(0, 20).Draw(t, "long") == 0 {
-					now = now.Add(25 * time.Hour)
+					now = now.Add(rapid.SampledFrom([]time.Duration{25 * time.Hour, keepInstance + time.Hour}).Draw(t, "for"))
 				}
 				for _, in := range f.Expire(now) {
 					if in.Live {

@@ -20,7 +20,7 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 	if at.IsZero() || at.After(now) {
 		at = now
 	}
-	in, _ = f.instance(a.Worker.AgentID, a.Instance())
+	in, known := f.instance(a.Worker.AgentID, a.Instance())
 	if in.Announce != nil && at.Before(in.announceAt) || a.Worker.Epoch != 0 && a.Worker.Epoch < in.Epoch {
 		return in, false
 	}
@@ -54,6 +54,9 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 		in.IdleSince = at
 	}
 	f.refresh(in)
+	if !known {
+		f.succeed(in)
+	}
 	if changed || in.Live != wasLive || f.open.has(in.place) != wasOpen {
 		f.generation++
 		changed = true

@@ -466,18 +466,15 @@ func dueAt(e *fleet.Event) time.Time {
 	return due
 }
 
-// ttl is how long the stream keeps the record e. The outcome goes last, so that
-// no earlier record is ever the latest again.
+// ttl is how long the stream keeps the record e, if it is not purged before with
+// its task. The outcome goes last, so that no earlier record is ever the latest
+// again.
 func ttl(e *fleet.Event) time.Duration {
-	const keep = 24 * time.Hour
+	keep := max(e.Facts.Deadline.Sub(e.Time), 0) + fleet.KeepOverdue
 	if e.State.Terminal() {
-		end := e.Time
-		if e.Facts.Deadline.After(end) {
-			end = e.Facts.Deadline
-		}
-		return end.Sub(e.Time) + keep + time.Minute
+		keep += time.Minute
 	}
-	return max(e.Facts.Deadline.Sub(e.Time), 0) + keep
+	return keep
 }
 
 func clip(s string, n int) string {

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/workers/router"
@@ -75,4 +78,28 @@ func TestOfferBringsTheContext(t *testing.T) {
 	if strings.Contains(string(m.Data), `"session_token"`) {
 		t.Errorf("the record has the token: %s", m.Data)
 	}
+}
+
+// silent is sessions that do not answer.
+type silent struct{}
+
+func (silent) Context(ctx context.Context, _ subjects.SessionID, _ subjects.AgentID, _ uint64) (router.SessionContext, error) {
+	<-ctx.Done()
+	return router.SessionContext{}, ctx.Err()
+}
+
+// A task does not wait for its session for long.
+func TestAnOfferGoesOutWithoutSessions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := bustest.NewFake(t)
+		w := &world{t: t, srv: srv, bus: srv.Bus(t), sessions: silent{}}
+		w.router("r0")
+		a := w.join("a", nil)
+		began := time.Now()
+		w.send(`{"task":{"session_id":"` + string(session) + `"},"brief":"x"}`)
+		d := a.offered()
+		if took := time.Since(began); took > 3*time.Second || len(d.Context) != 0 || d.SessionToken != "" {
+			t.Errorf("offered after %s with context %s and token %q, want within 3 s and none", took, d.Context, d.SessionToken)
+		}
+	})
 }

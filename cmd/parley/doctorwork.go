@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"parley/bus"
+	"parley/subjects"
+	"parley/subjects/audit"
+	"parley/subjects/fleet"
+	runwire "parley/subjects/run"
+	"parley/subjects/schedule"
+)
+
+// missing is whether services that were in use are served. Those of routers,
+// escalation and webhooks have checks of their own.
+func missing(services []bus.ServiceInfo, err error, streams []bus.StreamFigures) finding {
+	if f, ok := unknown("workers", err); ok {
+		return f
+	}
+	if err != nil {
+		return judge("workers", err, "", "see that the server answers")
+	}
+	var bad, unused []string
+	for _, kind := range []struct{ service, keeps string }{ // what it keeps says that it was in use
+		{"a2e", "KV_" + subjects.BucketA2E},
+		{"audit", subjects.StreamAudit},
+		{"callout", "KV_" + subjects.BucketIdentities},
+		{"mesh", subjects.StreamMesh},
+		{"registry", subjects.StreamAnnounce},
+		{"runs", subjects.StreamRuns},
+		{"schedules", "KV_" + subjects.BucketSchedules},
+		{"sessions", "KV_" + subjects.BucketSessions},
+	} {
+		switch {
+		case serves(services, kind.service):
+		case slices.ContainsFunc(streams, func(s bus.StreamFigures) bool { return s.Name == kind.keeps && s.Msgs > 0 }):
+			bad = append(bad, kind.service)
+		default:
+			unused = append(unused, kind.service)
+		}
+	}
+	switch {
+	case len(bad) > 0:
+		return finding{Check: "workers", Found: "nobody runs what was in use: " + strings.Join(bad, ", "), Then: "parley serve --workers " + strings.Join(bad, ",")}
+	case len(unused) > 0:
+		return finding{Check: "workers", OK: true, Found: "nobody runs: " + strings.Join(unused, ", ")}
+	}
+	return finding{Check: "workers", OK: true, Found: "every service is served"}
+}
+
+// serves reports whether somebody serves a service.
+func serves(services []bus.ServiceInfo, name string) bool {
+	return slices.ContainsFunc(services, func(s bus.ServiceInfo) bool { return s.Name == name })
+}
+
+// underWay is how many tasks of a state are looked at, whether they are past
+// their time.
+const underWay = 500
+
+// late asks for what is under way. What nobody serves is left out: others say
+// so.
+func (a *app) late(ctx context.Context, c *client, services []bus.ServiceInfo) finding {
+	var tasks []fleet.TaskView
+	for _, state := range []fleet.State{fleet.StateQueued, fleet.StateWorking} {
+		l, err := call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{State: state, Limit: underWay})
+		if err != nil {
+			return judge("overdue", err, "", "parley serve --workers router")
+		}
+		tasks = append(tasks, l.value.Tasks...)
+	}
+	var runs []runwire.Record
+	if serves(services, "runs") {
+		l, err := call[runwire.List](ctx, c, "run", "list", struct{}{})
+		if err != nil {
+			return judge("overdue", err, "", "parley serve --workers runs")
+		}
+		for _, r := range slices.Backward(l.value.Runs) { // the oldest first
+			if r.State.Ended() || len(runs) == sampled {
+				continue
+			}
+			if got, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: r.RunID}); err == nil { // it may be gone by now
+				runs = append(runs, got.value)
+			}
+		}
+	}
+	var schedules []schedule.Record
+	if serves(services, "schedules") {
+		l, err := call[schedule.List](ctx, c, "schedule", "list", schedule.ListRequest{All: slices.Contains(a.operators(), c.from)})
+		if err != nil {
+			return judge("overdue", err, "", "parley serve --workers schedules")
+		}
+		schedules = l.value.Schedules
+	}
+	return past(tasks, runs, schedules, a.now())
+}
+
+// past is whether anything is under way whose time is over: what has not ended
+// by its deadline, schedules that were not seen to when they were due.
+func past(tasks []fleet.TaskView, runs []runwire.Record, schedules []schedule.Record, now time.Time) finding {
+	var bad []string
+	note := func(what, name string, due time.Time) {
+		if by := now.Sub(due); by > overdue {
+			bad = append(bad, fmt.Sprintf("%s %s, by %s", what, name, roughly(by)))
+		}
+	}
+	for i := range tasks {
+		if t := &tasks[i]; t.State == fleet.StateQueued || t.State == fleet.StateWorking {
+			note(string(t.State)+" task", string(t.TaskID), t.Deadline)
+		}
+	}
+	for i := range runs {
+		if r := &runs[i]; !r.State.Ended() {
+			note("run", string(r.RunID), r.Deadline)
+		}
+	}
+	for i := range schedules {
+		if s := &schedules[i]; s.State == schedule.Active && s.Next != nil {
+			note("schedule", string(s.Definition.Name), *s.Next)
+		}
+	}
+	if len(bad) > 0 {
+		const most = 5
+		return finding{
+			Check: "overdue", Found: fmt.Sprintf("%d are past their time: %s", len(bad), strings.Join(bad[:min(len(bad), most)], "; ")),
+			Then: "look at the logs of the routers, of runs and of schedules; they go on with all of it when they are started again",
+		}
+	}
+	return finding{Check: "overdue", OK: true, Found: "nothing is past its time"}
+}
+
+// newestBlocks is how many blocks of the audit are checked.
+const newestBlocks = 20
+
+// newest looks at the end of the audit, whether it is as it was written.
+func newest(ctx context.Context, b *bus.Bus) finding {
+	s, err := b.StreamState(ctx, subjects.StreamAudit)
+	if f, ok := unknown("audit", err); ok {
+		return f
+	}
+	var blocks []bus.Msg
+	if err == nil && s.Msgs > 0 {
+		first := max(s.FirstSeq+newestBlocks, s.LastSeq+1) - newestBlocks
+		blocks, _, err = b.History(ctx, subjects.StreamAudit, subjects.Audit, first, newestBlocks)
+	}
+	if err != nil {
+		return judge("audit", err, "", "parley serve --provision create  makes what is missing")
+	}
+	return chained(blocks)
+}
+
+// chained is whether blocks of the audit follow each other, and are as they were
+// sealed.
+func chained(stored []bus.Msg) finding {
+	const then = "parley audit verify  looks at all of it; compare it with an earlier export or backup"
+	var prev *audit.Block
+	for _, m := range stored {
+		b, err := audit.Decode(m.Data)
+		if err == nil {
+			err = audit.Check(prev, b)
+		}
+		if err != nil {
+			return judge("audit", errors.New("it is not as it was written: "+err.Error()), "", then)
+		}
+		prev = b
+	}
+	return finding{Check: "audit", OK: true, Found: fmt.Sprintf("the newest %d blocks are as they were written", len(stored))}
+}
