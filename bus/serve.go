@@ -49,6 +49,9 @@ const (
 	metaEmbedded = "embedded"
 )
 
+// metaKind is the kind of worker in a service's metadata.
+const metaKind = "kind"
+
 // MetaProgram is the program's version in the metadata of a service whose own is
 // that of a protocol.
 const MetaProgram = "program"
@@ -353,6 +356,7 @@ type ServiceFigures struct {
 // ServiceInfo is a running service of the fleet.
 type ServiceInfo struct {
 	Name, ID, Version string
+	Kind              string // of the worker, as parley serve --workers names it
 }
 
 // Services asks for all running services of the fleet, and waits until no
@@ -369,7 +373,9 @@ func (b *Bus) Services(ctx context.Context) ([]ServiceInfo, error) {
 			return err
 		}
 		if _, ours := info.Metadata[metaSync]; ours {
-			all = append(all, ServiceInfo{Name: info.Name, ID: info.ID, Version: cmp.Or(info.Metadata[MetaProgram], info.Version)})
+			all = append(all, ServiceInfo{
+				Name: info.Name, ID: info.ID, Version: cmp.Or(info.Metadata[MetaProgram], info.Version), Kind: info.Metadata[metaKind],
+			})
 		}
 		return nil
 	})

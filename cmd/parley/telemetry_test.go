@@ -25,15 +25,19 @@ func TestThePageOfMetrics(t *testing.T) {
 	s.run(t, "task", "send", "--wait", "--priority", "high", "hello").check(t, 0, "hello", "")
 	s.run(t, "task", "send", "--mcp", "moon", "--on-blocked", "wait", "for ever")
 	page := regexp.MustCompile(`http://127\.0\.0\.1:\d+`).FindString(j.stdout.String())
-	for _, want := range []string{
+	all := []string{
 		`parley_tasks_total{outcome="done",priority="high"} 1`, `parley_tasks_received_total{priority="normal"} 1`,
 		`parley_attempts_total{code="ok",level="0"} 1`, `parley_task_wait_seconds_count{priority="high"} 1`,
 		`parley_tasks{state="queued"} 1`, `parley_queue_depth{class="mcp=`, `parley_agents{state="idle",tier="none"} 1`,
-		`parley_workers{worker="router"} 1`, `parley_workers{worker="escalation"} 1`, `parley_waiting_for_human 0`, `parley_leases 0`,
+		`parley_waiting_for_human 0`, `parley_leases 0`,
 		`parley_source_up{source="router"} 1`, `parley_source_up{source="webhooks"} 1`, `parley_source_up{source="registry"} 1`,
 		`parley_source_up{source="escalation"} 1`, `parley_source_up{source="jetstream"} 1`,
 		`parley_stream_messages{stream="FLEET_TASKS"}`, `parley_build_info{`, `go_goroutines`,
-	} {
+	}
+	for _, w := range workerNames() {
+		all = append(all, `parley_workers{worker="`+w+`"} 1`)
+	}
+	for _, want := range all {
 		var text string
 		bustest.Eventually(t, want, func() bool {
 			_, text = get(t, page+"/metrics")

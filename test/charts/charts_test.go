@@ -184,6 +184,11 @@ func TestChart(t *testing.T) {
 			if budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name }); len(budgets) != workers {
 				t.Errorf("%d disruption budgets, want %d", len(budgets), workers)
 			}
+			for n := range policies { // of workers
+				if e := env(&deployments[n].Spec.Template.Spec.Containers[0]); !strings.HasPrefix(e["PARLEY_MONITOR"], "http://nats-0.nats-headless:8222,") {
+					t.Errorf("%s asks %q whether the servers sync", n, e["PARLEY_MONITOR"])
+				}
+			}
 			for n, h := range of(all, func(h *autoscalingv2.HorizontalPodAutoscaler) string { return h.Name }) {
 				if d := deployments[h.Spec.ScaleTargetRef.Name]; d == nil || d.Spec.Replicas != nil {
 					t.Errorf("%s scales %q, which is not there or says itself how many", n, h.Spec.ScaleTargetRef.Name)
@@ -314,7 +319,7 @@ func TestChartRefuses(t *testing.T) {
 	for _, values := range []string{
 		"workers: {rooter: {replicas: 1}}", "nats: {replicas: 2}", "nats: {url: example.com}", "agents: [{id: Bob, args: []}]",
 		"agents: [{id: bob, args: [], autoscaling: {maxReplicas: 2}}]", "settings: {MAX_STORE: 1GiB}", "doors: {issuer: example.com}", "terminationGraceSeconds: 5", "typo: 1",
-		"agents: [{id: bob, args: [], terminationGraceSeconds: 45}]", "doors: {open: true, a2ePort: 7413}", "publicURL: people.example", "networkPolicy: {natsPorts: []}",
+		"agents: [{id: bob, args: [], terminationGraceSeconds: 45}]", "doors: {open: true, a2ePort: 7413}", "publicURL: people.example", "networkPolicy: {natsPorts: []}", "nats: {monitor: example.com}",
 		`agents: [{id: bob, args: [], autoscaling: {maxReplicas: 2, metric: {name: parley_queue_depth, selector: {matchLabels: {class: 'tier="opus"'}}}}}]`,
 	} {
 		if _, err := render(t, values); err == nil {
@@ -338,6 +343,11 @@ func TestCompose(t *testing.T) {
 	}
 	if got, want := p.ServiceNames(), []string{"a2e", "agent", "audit", "callout", "escalation", "gateway", "mesh", "n1", "n2", "n3", "registry", "router", "runs", "schedules", "sessions", "telemetry", "webhooks"}; !slices.Equal(got, want) {
 		t.Errorf("services %q, want %q", got, want)
+	}
+	for _, worker := range []string{"router", "gateway", "telemetry"} {
+		if m := p.Services[worker].Environment["PARLEY_MONITOR"]; m == nil || *m != "http://n1:8222,http://n2:8222,http://n3:8222" {
+			t.Errorf("%s does not look whether the servers sync", worker)
+		}
 	}
 	for name, s := range p.Services {
 		for _, port := range s.Ports {

@@ -139,6 +139,7 @@ func TestChartNotes(t *testing.T) {
 	for note, values := range map[string][2]string{ // with which it is there, and with which it is not
 		"links in calls": {"", "publicURL: https://people.example"},
 		"a password":     {"", "settings: {PARLEY_CREDS: /etc/parley/creds/worker.creds}"},
+		"nobody looks":   {"nats: {monitor: ''}", ""},
 		"without TLS":    {"nats: {url: 'nats://nats:4222', tlsSecret: ''}", ""},
 		"natsPeers":      {"nats: {url: 'tls://nats.example.com:4222'}", "{nats: {url: 'tls://nats.example.com:4222'}, networkPolicy: {natsPeers: [{ipBlock: {cidr: 192.0.2.0/24}}]}}"},
 	} {

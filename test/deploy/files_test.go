@@ -141,11 +141,11 @@ func TestKeysStayHere(t *testing.T) {
 
 // nats.env, the values of the unit, and compose.yaml set what the configurations
 // ask for.
-func TestPasswordsAreNamed(t *testing.T) {
+func TestVariablesAreNamed(t *testing.T) {
 	t.Parallel()
 	asked := regexp.MustCompile(`\$(NATS_[A-Z0-9_]+)`)
 	var want []string
-	for _, m := range asked.FindAllStringSubmatch(read(t, "../../deploy/nats/accounts.conf")+read(t, "../../deploy/nats/callout.conf"), -1) {
+	for _, m := range asked.FindAllStringSubmatch(read(t, "../../deploy/nats/accounts.conf")+read(t, "../../deploy/nats/callout.conf")+read(t, "../../deploy/nats/cluster.conf"), -1) {
 		want = append(want, m[1])
 	}
 	slices.Sort(want)
@@ -160,7 +160,7 @@ func TestPasswordsAreNamed(t *testing.T) {
 		}
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
-			t.Errorf("%s sets %q, accounts.conf and callout.conf ask for %q", path, got, want)
+			t.Errorf("%s sets %q, the configurations ask for %q", path, got, want)
 		}
 	}
 }

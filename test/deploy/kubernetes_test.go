@@ -14,6 +14,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"parley/test/deploy"
 )
@@ -81,15 +82,67 @@ type patch struct {
 // raw is what the chart writes without quotes, and what it writes as an include.
 var (
 	raw     = regexp.MustCompile(`"<< (.*?) >>"`)
-	include = regexp.MustCompile(`"\$include":\s*"([^"]*)",?`)
+	include = regexp.MustCompile(`"[0-9]*\$include":\s*"([^"]*)",?`)
 )
 
 // TestKubernetesNATS lays the files of three servers out as the values of the
 // official NATS chart have them mounted, and starts them: the same people are let
 // in, over TLS, and nobody is a server who has no certificate.
 func TestKubernetesNATS(t *testing.T) {
+	s, all := kubernetes(t, read(t, "../../deploy/helm/nats-values.yaml"), "accounts.conf")
+	for _, ns := range all {
+		reached(t, "kubernetes", ns)
+		safe(t, ns)
+		guarded(t, s, ns)
+	}
+	stream(t, connect(t, s, "kubernetes", deploy.Worker), 3)
+	identities(t, s, "kubernetes")
+	if !speaksTLS(t, strings.TrimPrefix(s.URL("kubernetes"), "nats://")) {
+		t.Error("a server takes clients without TLS")
+	}
+}
+
+// TestKubernetesCallout: the lines about identities only wait for their sign to be
+// taken away. The servers let in whom accounts.conf names, without asking, and nobody
+// else while no worker answers.
+func TestKubernetesCallout(t *testing.T) {
+	values := read(t, "../../deploy/helm/nats-values.yaml")
+	for _, line := range []string{"    # 01$include: ", "    # NATS_CALLOUT_ISSUER: "} {
+		if strings.Count(values, line) != 1 {
+			t.Fatalf("the values have no line %q", line)
+		}
+		values = strings.Replace(values, line, strings.Replace(line, "# ", "", 1), 1)
+	}
+	s, all := kubernetes(t, values, "accounts.conf", "callout.conf")
+	for _, ns := range all {
+		reached(t, "kubernetes", ns)
+	}
+	stream(t, connect(t, s, "kubernetes", deploy.Worker), 3)
+	worker := connect(t, s, "kubernetes", deploy.Worker)
+	asked := make(chan struct{}, 8)
+	if _, err := worker.Subscribe("$SYS.REQ.USER.AUTH", func(*nats.Msg) { asked <- struct{}{} }); err != nil {
+		t.Fatal(err)
+	}
+	if err := worker.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if nc, err := dial(s, "kubernetes", "bot", "a proof"); err == nil {
+		nc.Close()
+		t.Error("somebody is let in whom no worker knows")
+	}
+	select {
+	case <-asked:
+	default:
+		t.Error("no worker is asked who may connect")
+	}
+}
+
+// kubernetes begins three servers as the values say, with the variables that the
+// files named ask for. The site's node kubernetes is one of them.
+func kubernetes(t *testing.T, values string, asking ...string) (*deploy.Site, []*server.Server) {
+	t.Helper()
 	var v natsValues
-	if err := yaml.Unmarshal([]byte(read(t, "../../deploy/helm/nats-values.yaml")), &v); err != nil {
+	if err := yaml.Unmarshal([]byte(values), &v); err != nil {
 		t.Fatal(err)
 	}
 	if c := v.Config; !c.Cluster.Enabled || c.Cluster.Replicas != 3 || !c.JetStream.Enabled || c.JetStream.FileStore.MaxSize != "20Gi" {
@@ -98,7 +151,7 @@ func TestKubernetesNATS(t *testing.T) {
 	s := site(t)
 	for _, kv := range s.Env {
 		name, _, _ := strings.Cut(kv, "=")
-		asked := strings.Contains(read(t, "../../deploy/nats/accounts.conf"), "$"+name)
+		asked := slices.ContainsFunc(asking, func(f string) bool { return strings.Contains(read(t, "../../deploy/nats/"+f), "$"+name) })
 		if _, given := v.Container.Env[name]; given != asked {
 			t.Errorf("%s is given: %t, asked for: %t", name, given, asked)
 		}
@@ -125,17 +178,9 @@ func TestKubernetesNATS(t *testing.T) {
 		}
 		all = append(all, begin(t, "kubernetes", opts))
 	}
-	for _, ns := range all {
-		reached(t, "kubernetes", ns)
-		safe(t, ns)
-		guarded(t, s, ns)
-	}
+	reached(t, "kubernetes", all[0])
 	s.At("kubernetes", all[0].ClientURL())
-	stream(t, connect(t, s, "kubernetes", deploy.Worker), 3)
-	identities(t, s, "kubernetes")
-	if !speaksTLS(t, strings.TrimPrefix(s.URL("kubernetes"), "nats://")) {
-		t.Error("a server takes clients without TLS")
-	}
+	return s, all
 }
 
 // formatted writes a configuration below root as the chart writes it, and is its
@@ -170,7 +215,7 @@ func mount(t *testing.T, root string, v *natsValues) {
 		t.Fatalf("the volume %+v is not mounted: %+v", volume, at)
 	}
 	keys := map[string]string{} // of kubectl create configmap --from-file, which goes by base names
-	for _, pattern := range []string{"accounts.conf", "permissions/*", "passages/*"} {
+	for _, pattern := range []string{"accounts.conf", "callout.conf", "permissions/*", "passages/*"} {
 		files, err := filepath.Glob(filepath.Join("../../deploy/nats", pattern))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %v", pattern, err)

@@ -76,7 +76,7 @@ func NewSite(tb testing.TB, dir string) *Site {
 	for i, node := range nodes {
 		own := []string{
 			"/etc/nats/tls", filepath.Dir(s.CA), "/var/lib/nats", s.Data(node), "host: 0.0.0.0", "host: 127.0.0.1",
-			"port: 4222", "port: " + port(s.free()), "http: 127.0.0.1:8222", "http: " + s.free(),
+			"port: 4222", "port: " + port(s.free()), monitor(node), "http: " + s.free(),
 		}
 		if i < 3 {
 			own = append(own, "port: 6222", "port: "+port(all[4*i+1]), "port: 7422", "port: "+port(all[4*i+3]))
@@ -135,7 +135,15 @@ func (s *Site) URL(node string) string {
 
 // Monitor is the address of a node's monitoring pages.
 func (s *Site) Monitor(node string) string {
-	return "http://" + strings.TrimPrefix(s.place(node, "http: 127.0.0.1:8222"), "http: ")
+	return "http://" + strings.TrimPrefix(s.place(node, monitor(node)), "http: ")
+}
+
+// monitor is what the files say of a node's monitoring pages.
+func monitor(node string) string {
+	if strings.HasPrefix(node, "cluster") {
+		return "http: $NATS_MONITOR"
+	}
+	return "http: 127.0.0.1:8222"
 }
 
 // place is what a node has instead of what the files say.

@@ -49,13 +49,14 @@ type composedSite struct {
 	siteUnderTest
 	brokers map[string]*process // by the names of their files
 	pages   map[string][]string // by service: addresses of its processes
+	started []*process          // of parley
 }
 
 // compose starts what compose.yaml says as processes: the same commands, the same
 // variables. What differs is where things are.
 func (s siteUnderTest) compose(t *testing.T, set map[string]string) *composedSite {
 	t.Helper()
-	c := &composedSite{s, map[string]*process{}, map[string][]string{}}
+	c := &composedSite{siteUnderTest: s, brokers: map[string]*process{}, pages: map[string][]string{}}
 	services := compose(t, set)
 	config := regexp.MustCompile(`^/etc/nats/(cluster-\d)\.conf$`)
 	for name, service := range services {
@@ -82,12 +83,13 @@ func (s siteUnderTest) compose(t *testing.T, set map[string]string) *composedSit
 			env := []string{"PARLEY_TIMEOUT=30s", "HOME=" + dir, "PARLEY_DATA=" + dir} // as the Containerfile has /data
 			here := strings.NewReplacer(
 				"tls://n1:4222", s.URL("cluster-1"), "tls://n2:4222", s.URL("cluster-2"), "tls://n3:4222", s.URL("cluster-3"),
+				"http://n1:8222", s.Monitor("cluster-1"), "http://n2:8222", s.Monitor("cluster-2"), "http://n3:8222", s.Monitor("cluster-3"),
 				"/tls/ca.crt", s.CA, "0.0.0.0:7411", page,
 			)
 			for k, v := range service.Environment {
 				env = append(env, k+"="+here.Replace(v))
 			}
-			s.parley(fmt.Sprint(name, i), env, service.Command...)
+			c.started = append(c.started, s.parley(fmt.Sprint(name, i), env, service.Command...))
 			if service.Command[0] == "serve" {
 				c.pages[name] = append(c.pages[name], "http://"+page)
 			}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -45,6 +46,11 @@ func TestTopology(t *testing.T) {
 	if r, g := len(c.pages["router"]), len(c.pages["gateway"]); r != 2 || g != 2 {
 		t.Errorf("%d routers and %d gateways, want 2 of each", r, g)
 	}
+	for _, p := range c.started {
+		if strings.Contains(tail(p.log, 1<<20), "durability unverified") {
+			t.Errorf("%s does not see whether the servers sync", p.name)
+		}
+	}
 	s.broker("leaf")
 	s.well(s.Monitor("leaf") + "/healthz")
 	s.parley("edge1", s.env("", "leaf"), "agent", "run", "--id", "edge1", "--driver", "echo", "--heartbeat", "500ms", "--data", filepath.Join(s.dir, "edge1"))
@@ -69,6 +75,7 @@ func TestTopology(t *testing.T) {
 	do(nodes[0], "edge1", "at-the-edge")
 	c.identity(t, nodes)
 	c.doors(t)
+	c.hangs(t, "webhooks")
 
 	c.brokers[nodes[1]].kill()
 	begin := time.Now()
@@ -114,8 +121,25 @@ func (c *composedSite) doors(t *testing.T) {
 	if !strings.Contains(out, `"ok":true`) {
 		t.Errorf("A2E answers %s", out)
 	}
-	if out := c.get(t, c.pages["telemetry"][0]+"/metrics"); !strings.Contains(out, "parley_build_info") || !strings.Contains(out, `parley_workers{worker="router"} 2`) {
-		t.Errorf("/metrics has not what it must: %.2000s", out)
+	out = c.get(t, c.pages["telemetry"][0]+"/metrics")
+	for _, want := range []string{"parley_build_info", `parley_workers{worker="router"} 2`, `parley_workers{worker="gateway"} 2`, `parley_workers{worker="telemetry"} 1`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("/metrics has no %s: %.2000s", want, out)
+		}
+	}
+}
+
+// hangs stops the process of a worker, and sees on the page of metrics that it is
+// not there, and there again once it goes on.
+func (c *composedSite) hangs(t *testing.T, worker string) {
+	t.Helper()
+	p := c.started[slices.IndexFunc(c.started, func(p *process) bool { return p.name == worker+"0" })]
+	for n, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		p.signal(s)
+		want := fmt.Sprintf(`parley_workers{worker=%q} %d`, worker, n)
+		c.until(want, func(context.Context) bool {
+			return strings.Contains(c.get(t, c.pages["telemetry"][0]+"/metrics"), want)
+		})
 	}
 }
 

@@ -174,12 +174,19 @@ func (w *Worker) Run(ctx context.Context) error {
 		defer cancel()
 		telling.Go(func() { w.announce(ctx) })
 	}
+	leave, err := w.cfg.Bus.Serve(ctx, bus.Service{ // for who asks which workers there are
+		Name: w.Name(), Version: w.cfg.Version, Description: "Opens the fleet to A2A", Metadata: map[string]string{"kind": w.Name()},
+	})
+	if err != nil {
+		return fmt.Errorf("gateway: %w", err)
+	}
+	defer leave()
 	run, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	var over sync.WaitGroup
 	defer over.Wait()
 	defer fail(nil)
-	err := w.cfg.Bus.Tail(run, bus.Tail{
+	err = w.cfg.Bus.Tail(run, bus.Tail{
 		Stream: subjects.StreamTasks, Subjects: []string{subjects.TaskPattern}, LastPerSubject: true,
 		Handle: w.feed.record,
 		CaughtUp: func(uint64) {

@@ -98,6 +98,7 @@ func (a *asked) ask() []prometheus.Metric {
 			as.add("parley_source_up", up, name)
 		})
 	}
+	source("workers", func() error { return addWorkers(ctx, a.bus, &as) })
 	source("router", func() error { return addTasks(ctx, a.bus, &as) })
 	source("webhooks", func() error { return addWebhooks(ctx, a.bus, &as) })
 	source("registry", func() error { return addAgents(ctx, a.bus, &as) })
@@ -107,27 +108,47 @@ func (a *asked) ask() []prometheus.Metric {
 	return as.list
 }
 
-// service asks all workers of a kind, and tells how many there are.
-func service[T any](ctx context.Context, b *bus.Bus, as *answers, worker, name string) ([]T, error) {
+// kinds are those of all workers.
+func kinds() []string {
+	return []string{
+		"a2e", "audit", "callout", "escalation", "gateway", "mesh", "registry", "router", "runs", "schedules", "sessions", "telemetry", "webhooks",
+	}
+}
+
+// addWorkers counts those that answer: one that hangs does not run. This worker
+// is one of them, so that nobody else is 0, not an error.
+func addWorkers(ctx context.Context, b *bus.Bus, as *answers) error {
+	list, err := b.Services(ctx)
+	if err != nil {
+		return err
+	}
+	n := make(map[string]int)
+	for _, s := range list {
+		n[s.Kind]++
+	}
+	for _, kind := range kinds() {
+		as.add("parley_workers", float64(n[kind]), kind)
+	}
+	return nil
+}
+
+// service asks all workers that serve it.
+func service[T any](ctx context.Context, b *bus.Bus, name string) ([]T, error) {
 	told, err := b.ServiceFigures(ctx, name)
 	if err != nil {
-		if errors.Is(err, bus.ErrNoResponders) {
-			as.add("parley_workers", 0, worker)
-		}
 		return nil, err
 	}
-	as.add("parley_workers", float64(len(told)), worker)
 	list := make([]T, len(told))
 	for i, s := range told {
 		if err := json.Unmarshal(s.Data, &list[i]); err != nil {
-			return nil, fmt.Errorf("figures of the %s worker %s: %w", worker, s.ID, err)
+			return nil, fmt.Errorf("figures of the service %s, %s: %w", name, s.ID, err)
 		}
 	}
 	return list, nil
 }
 
 func addTasks(ctx context.Context, b *bus.Bus, as *answers) error {
-	list, err := service[fleet.TaskFigures](ctx, b, as, "router", "fleet")
+	list, err := service[fleet.TaskFigures](ctx, b, "fleet")
 	if err != nil {
 		return err
 	}
@@ -147,7 +168,7 @@ func addTasks(ctx context.Context, b *bus.Bus, as *answers) error {
 }
 
 func addWebhooks(ctx context.Context, b *bus.Bus, as *answers) error {
-	list, err := service[fleet.WebhookFigures](ctx, b, as, "webhooks", "webhooks")
+	list, err := service[fleet.WebhookFigures](ctx, b, "webhooks")
 	if err != nil {
 		return err
 	}
@@ -163,7 +184,7 @@ func addWebhooks(ctx context.Context, b *bus.Bus, as *answers) error {
 // addAgents shows what the registry says that knows most: they all know the
 // same, but for one that has just begun.
 func addAgents(ctx context.Context, b *bus.Bus, as *answers) error {
-	list, err := service[fleet.AgentFigures](ctx, b, as, "registry", "registry")
+	list, err := service[fleet.AgentFigures](ctx, b, "registry")
 	if err != nil {
 		return err
 	}
@@ -188,7 +209,7 @@ func addAgents(ctx context.Context, b *bus.Bus, as *answers) error {
 }
 
 func addAlerts(ctx context.Context, b *bus.Bus, as *answers) error {
-	list, err := service[fleet.AlertFigures](ctx, b, as, "escalation", "escalation")
+	list, err := service[fleet.AlertFigures](ctx, b, "escalation")
 	if err != nil {
 		return err
 	}

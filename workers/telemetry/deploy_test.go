@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,7 +19,10 @@ import (
 
 var update = flag.Bool("update", false, "write the table of metrics in the guide")
 
-const shipped = "../../deploy/observability/"
+const (
+	shipped         = "../../deploy/observability/"
+	operationsGuide = "../../docs/guide/operations.md"
+)
 
 func read(t *testing.T, path string) string {
 	t.Helper()
@@ -75,27 +79,55 @@ func checkExpr(t *testing.T, where, expr string) {
 	}
 }
 
-// TestAlertsNameWhatThereIs: rules name metrics and labels that exist, and each
-// has its runbook.
-func TestAlertsNameWhatThereIs(t *testing.T) {
-	t.Parallel()
+// alert is a rule of alerts.yaml.
+type alert struct {
+	Alert, Expr string
+	Labels      map[string]string
+	Annotations map[string]string
+}
+
+// alerts are those that ship, by the names of their groups.
+func alerts(t *testing.T) map[string][]alert {
+	t.Helper()
 	var file struct {
 		Groups []struct {
-			Rules []struct {
-				Alert, Expr string
-				Labels      map[string]string
-				Annotations map[string]string
-			}
+			Name  string
+			Rules []alert
 		}
 	}
 	if err := yaml.Unmarshal([]byte(read(t, shipped+"alerts.yaml")), &file); err != nil {
 		t.Fatal(err)
 	}
-	operations, n := read(t, "../../docs/guide/operations.md"), 0
+	groups := map[string][]alert{}
 	for _, g := range file.Groups {
-		for _, r := range g.Rules {
+		groups[g.Name] = g.Rules
+	}
+	return groups
+}
+
+// checkForeign reports an expression over what exporters tell that names no job of
+// the configuration that ships.
+func checkForeign(t *testing.T, where, expr string) {
+	t.Helper()
+	job := regexp.MustCompile(`\{job="([^"]+)"`).FindStringSubmatch(expr)
+	if job == nil || !strings.Contains(read(t, shipped+"prometheus-cluster.yaml"), "  - job_name: "+job[1]) {
+		t.Errorf("%s: %s is about no job of prometheus-cluster.yaml", where, expr)
+	}
+}
+
+// TestAlertsNameWhatThereIs: rules name metrics and labels that exist, and each
+// has its runbook.
+func TestAlertsNameWhatThereIs(t *testing.T) {
+	t.Parallel()
+	operations, n := read(t, operationsGuide), 0
+	for group, rules := range alerts(t) {
+		for _, r := range rules {
 			n++
-			checkExpr(t, r.Alert, r.Expr)
+			if group == "machines" {
+				checkForeign(t, r.Alert, r.Expr)
+			} else {
+				checkExpr(t, r.Alert, r.Expr)
+			}
 			if want := "docs/guide/operations.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
 				t.Errorf("%s: runbook %q, want %q", r.Alert, r.Annotations["runbook"], want)
 			}
@@ -107,20 +139,61 @@ func TestAlertsNameWhatThereIs(t *testing.T) {
 			}
 		}
 	}
-	if runbooks := strings.Count(operations, "\n### Parley"); n != 13 || runbooks != n {
-		t.Errorf("%d alerts and %d runbooks, want 13 of each", n, runbooks)
+	if runbooks := strings.Count(operations, "\n### Parley"); n != 20 || runbooks != n {
+		t.Errorf("%d alerts and %d runbooks, want 20 of each", n, runbooks)
 	}
+}
+
+// TestEveryAlertIsTried: alerts_test.yaml has each alert fire, and be silent where
+// all is well.
+func TestEveryAlertIsTried(t *testing.T) {
+	t.Parallel()
+	var file struct {
+		Tests []struct {
+			Tries []struct {
+				Alert string           `yaml:"alertname"`
+				Want  []map[string]any `yaml:"exp_alerts"`
+			} `yaml:"alert_rule_test"`
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, shipped+"alerts_test.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	fires, silent := map[string]bool{}, map[string]bool{}
+	for i, c := range file.Tests {
+		for _, try := range c.Tries {
+			fires[try.Alert] = fires[try.Alert] || len(try.Want) > 0
+			silent[try.Alert] = i == len(file.Tests)-1 && len(try.Want) == 0
+		}
+	}
+	for _, rules := range alerts(t) {
+		for _, r := range rules {
+			if !fires[r.Alert] || !silent[r.Alert] {
+				t.Errorf("%s: seen to fire: %t, to be silent where all is well: %t", r.Alert, fires[r.Alert], silent[r.Alert])
+			}
+		}
+	}
+}
+
+// promtool is the path of Prometheus's own tool.
+func promtool(t *testing.T) string {
+	t.Helper()
+	tool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("PROMTOOL IS NOT INSTALLED: nobody but Prometheus itself has tried the alerts (apt-get install prometheus)")
+	}
+	return tool
 }
 
 // TestPromtool has Prometheus's own tool read and try the rules.
 func TestPromtool(t *testing.T) {
 	t.Parallel()
-	tool, err := exec.LookPath("promtool")
-	if err != nil {
-		t.Skip("PROMTOOL IS NOT INSTALLED: nobody but Prometheus itself has tried the alerts (apt-get install prometheus)")
-	}
+	tool := promtool(t)
 	for _, args := range [][]string{
-		{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}, {"check", "config", "prometheus.yaml"},
+		{"check", "rules", "alerts.yaml"},
+		{"test", "rules", "alerts_test.yaml"},
+		{"check", "config", "prometheus.yaml"},
+		{"check", "config", "prometheus-cluster.yaml"},
 	} {
 		cmd := exec.CommandContext(t.Context(), tool, args...)
 		cmd.Dir = shipped
@@ -132,6 +205,50 @@ func TestPromtool(t *testing.T) {
 	cmd.Stdin = strings.NewReader(onlyOurs(lintable(t)))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("promtool check metrics: %v\n%s", err, out)
+	}
+}
+
+// TestTheScalingRules: what the guide on operating gives to an autoscaler is how many
+// tasks wait, 0 where none does, and nothing where the routers do not answer.
+func TestTheScalingRules(t *testing.T) {
+	t.Parallel()
+	lines := regexp.MustCompile(`(?m)^    metricsQuery: (.*)$`).FindAllStringSubmatch(read(t, operationsGuide), -1)
+	classes := []string{`any`, `tier=\"opus\"`} // which they ask for, in their order
+	if len(lines) != len(classes) {
+		t.Fatalf("the guide has %d queries, want %d", len(lines), len(classes))
+	}
+	var b strings.Builder
+	b.WriteString("evaluation_interval: 1m\ntests:\n")
+	for i, class := range classes {
+		expr := strings.Replace(lines[i][1], "<<.LabelMatchers>>", `class="`+class+`"`, 1)
+		const answers, silent = `parley_source_up{source="router",instance="a"} 1`, `parley_source_up{source="router",instance="a"} 0`
+		for _, c := range []struct {
+			series []string
+			want   string
+		}{
+			{[]string{answers, `parley_queue_depth{class="` + class + `",instance="a"} 4`, `parley_queue_depth{class="` + class + `",instance="b"} 4`}, "4"},
+			{[]string{answers, `parley_queue_depth{class="other",instance="a"} 4`}, "0"},
+			{[]string{answers}, "0"},
+			{[]string{silent}, ""},
+			{nil, ""},
+		} {
+			b.WriteString("  - interval: 1m\n    input_series:\n")
+			for _, s := range c.series {
+				name, value, _ := strings.Cut(s, "} ")
+				fmt.Fprintf(&b, "      - {series: '%s}', values: '%sx10'}\n", name, value)
+			}
+			fmt.Fprintf(&b, "    promql_expr_test:\n      - expr: '%s'\n        eval_time: 5m\n", expr)
+			if c.want != "" {
+				fmt.Fprintf(&b, "        exp_samples: [{labels: '{}', value: %s}]\n", c.want)
+			}
+		}
+	}
+	path := filepath.Join(t.TempDir(), "test.yaml")
+	if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), promtool(t), "test", "rules", path).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -30,7 +30,7 @@ const queue = "telemetry"
 // Config is what a telemetry worker needs. Only Bus is required.
 type Config struct {
 	Bus     *bus.Bus
-	Version string       // of the program
+	Version string       // of the program, a SemVer
 	OTLP    *OTLP        // where traces go; nil: nowhere
 	Log     *slog.Logger // nil: discarded
 }
@@ -47,6 +47,7 @@ func (c Config) withDefaults() Config {
 type Worker struct {
 	// Fixed after New.
 	bus      *bus.Bus
+	version  string
 	log      *slog.Logger
 	heard    *heard
 	registry *prometheus.Registry
@@ -62,7 +63,7 @@ func New(cfg Config) (*Worker, error) {
 		return nil, errors.New("telemetry: Config.Bus is required")
 	}
 	w := &Worker{
-		bus: cfg.Bus, log: cfg.Log.With(slog.String("component", "telemetry")),
+		bus: cfg.Bus, version: cfg.Version, log: cfg.Log.With(slog.String("component", "telemetry")),
 		heard: newHeard(), registry: prometheus.NewRegistry(),
 	}
 	all := []prometheus.Collector{
@@ -132,6 +133,13 @@ func (w *Worker) Run(ctx context.Context) error {
 			}
 		}()
 	}
+	leave, err := w.bus.Serve(ctx, bus.Service{ // for who asks which workers there are
+		Name: w.Name(), Version: w.version, Description: "Shows the fleet in metrics and traces", Metadata: map[string]string{"kind": w.Name()},
+	})
+	if err != nil {
+		return fmt.Errorf("telemetry: %w", err)
+	}
+	defer leave()
 	w.ready.Store(true)
 	w.log.Info("telemetry worker serves")
 	<-ctx.Done()

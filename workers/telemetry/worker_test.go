@@ -138,8 +138,10 @@ func value(page, series string) float64 {
 func TestGaugesAreAsked(t *testing.T) {
 	t.Parallel()
 	b := bustest.New(t).Bus(t)
-	serve := func(name string, figures any) {
-		stop, err := b.Serve(t.Context(), bus.Service{Name: name, Version: "1.0.0", Figures: func() any { return figures }})
+	serve := func(name, kind string, figures any) {
+		stop, err := b.Serve(t.Context(), bus.Service{
+			Name: name, Version: "1.0.0", Metadata: map[string]string{"kind": kind}, Figures: func() any { return figures },
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,10 +151,10 @@ func TestGaugesAreAsked(t *testing.T) {
 		Queued: 4, States: map[fleet.State]int{fleet.StateQueued: 4, fleet.StateWorking: 2}, Leases: 2,
 		Classes: []fleet.ClassFigures{{Class: "mcp=\"a\"", Depth: 3, OldestSeconds: 7.5}},
 	}
-	serve("fleet", tasks)
-	serve("fleet", fleet.TaskFigures{Queued: 1, States: map[fleet.State]int{fleet.StateQueued: 1}})
-	serve("webhooks", fleet.WebhookFigures{Succeeded: 3, Failed: 1})
-	serve("registry", fleet.AgentFigures{
+	serve("fleet", "router", tasks)
+	serve("fleet", "router", fleet.TaskFigures{Queued: 1, States: map[fleet.State]int{fleet.StateQueued: 1}})
+	serve("webhooks", "webhooks", fleet.WebhookFigures{Succeeded: 3, Failed: 1})
+	serve("registry", "registry", fleet.AgentFigures{
 		Agents: []fleet.AgentCount{{State: fleet.AgentIdle, Tier: "opus", N: 2}},
 		MCP:    []fleet.MCPCount{{Name: "git\xff", Health: "ok", N: 2}},
 	})
@@ -160,7 +162,8 @@ func TestGaugesAreAsked(t *testing.T) {
 	for _, want := range []string{
 		`parley_tasks{state="queued"} 4`, `parley_tasks{state="working"} 2`, `parley_leases 2`,
 		`parley_queue_depth{class="mcp=\"a\""} 3`, `parley_queue_oldest_seconds{class="mcp=\"a\""} 7.5`,
-		`parley_workers{worker="router"} 2`, `parley_workers{worker="escalation"} 0`,
+		`parley_workers{worker="router"} 2`, `parley_workers{worker="escalation"} 0`, `parley_workers{worker="webhooks"} 1`,
+		`parley_workers{worker="telemetry"} 1`, `parley_workers{worker="gateway"} 0`, `parley_source_up{source="workers"} 1`,
 		`parley_source_up{source="router"} 1`, `parley_source_up{source="escalation"} 0`, `parley_source_up{source="jetstream"} 1`,
 		`parley_webhook_deliveries_total{result="success"} 3`, `parley_webhook_deliveries_total{result="failure"} 1`,
 		`parley_agents{state="idle",tier="opus"} 2`, `parley_mcp_servers{health="ok",name="git�"} 2`,
@@ -173,6 +176,26 @@ func TestGaugesAreAsked(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Log(text)
+	}
+}
+
+// TestWhoHangsIsNotThere: a router whose process is stopped is still known to the
+// server, and does not answer.
+func TestWhoHangsIsNotThere(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	for _, verb := range []string{"$SRV.INFO", "$SRV.STATS.fleet"} {
+		if _, err := b.Subscribe(verb, "", func(bus.Msg) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text := page(t, start(t, telemetry.Config{Bus: b}))
+	for _, want := range []string{
+		`parley_workers{worker="router"} 0`, `parley_workers{worker="telemetry"} 1`, `parley_source_up{source="router"} 0`, `parley_source_up{source="workers"} 1`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %s:\n%s", want, onlyOurs(text))
+		}
 	}
 }
 
