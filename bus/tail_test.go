@@ -214,7 +214,10 @@ func TestTailAsksTheLeaderForTheEnd(t *testing.T) {
 		copies   int
 		want     bool
 	}{
-		{nil, 3, 3, true}, {nil, 2, 3, false}, {nil, 0, 3, false}, {nil, 0, 1, true}, // of one copy there is no other
+		{nil, 3, 3, true},
+		{nil, 2, 3, false},
+		{nil, 0, 3, false},
+		{nil, 0, 1, true}, // of one copy there is no other
 		{[]string{"fleet.task.a"}, 2, 3, true},
 		{[]string{"fleet.task.a"}, 1, 3, false},
 		{[]string{"fleet.task.a", "fleet.task.b"}, 2, 3, false},

@@ -37,7 +37,8 @@ func TestChartReachesServers(t *testing.T) {
 		{"", networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "nats"}}}, []string{"4222", "8222"}},
 		{
 			"networkPolicy: {natsPeers: [{namespaceSelector: {matchLabels: {team: bus}}}], natsPorts: [4443]}",
-			networkingv1.NetworkPolicyPeer{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "bus"}}}, []string{"4443"},
+			networkingv1.NetworkPolicyPeer{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "bus"}}},
+			[]string{"4443"},
 		},
 		{"networkPolicy: {natsPeers: [{ipBlock: {cidr: 192.0.2.0/24}}]}", networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}}, []string{"4222", "8222"}},
 	} {
