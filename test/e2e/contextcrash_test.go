@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"testing"
@@ -82,7 +83,7 @@ func crashContext(t *testing.T, worker, point string) {
 }
 
 // appendAll appends to one session, half of the entries to the version that it
-// knows, and has a task done in another one.
+// knows, and has a task done in another one, once the audit has a block.
 func appendAll(ctx context.Context, boss sessionCaller, alone, shared *subjects.SessionID, versions []uint64) error {
 	for _, id := range []*subjects.SessionID{alone, shared} {
 		opened, err := askSession[handshake.Opened](boss, "create", handshake.Create{})
@@ -101,6 +102,15 @@ func appendAll(ctx context.Context, boss sessionCaller, alone, shared *subjects.
 			return fmt.Errorf("append %d: %w", i, err)
 		}
 		versions[i] = a.Version
+	}
+	for {
+		_, err := boss.b.Last(ctx, subjects.StreamAudit, subjects.Audit)
+		if err == nil {
+			break
+		}
+		if perr := pause(ctx, 50*time.Millisecond); perr != nil {
+			return errors.Join(perr, err)
+		}
 	}
 	task := fleet.MustEncode(map[string]any{"task": map[string]any{"task_id": theTask, "session_id": *shared}, "brief": "look"})
 	_, err := boss.b.RequestUntil(ctx, subjects.API("boss", "task", "dispatch"), task, nil, boss.try, func(m bus.Msg) bool {
