@@ -80,11 +80,11 @@ func (l *load) vaults(who string, rng *rand.Rand) {
 			if pause(l.stop, time.Duration(300+rng.IntN(700))*time.Millisecond) != nil {
 				return
 			}
-			task := task{
+			t := task{
 				Task:  taskHead{ID: fmt.Sprintf("%s-%d", who, 6*n+i), Session: id, Timeout: 20, Escalate: "never"},
 				Brief: rig.Play(rig.Step{Do: rig.DoDone, MS: rng.IntN(100)}),
 			}
-			follow.Go(func() { l.dispatch(who, task, line{Client: who, Op: "dispatch", ID: task.Task.ID, Session: id}, false) })
+			follow.Go(func() { l.dispatch(who, t, line{Client: who, Op: "dispatch", ID: t.Task.ID, Session: id}, false) })
 		}
 	}
 }
