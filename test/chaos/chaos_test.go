@@ -75,3 +75,16 @@ func TestChaos(t *testing.T) {
 	}
 	_, _ = os.Stdout.WriteString(out)
 }
+
+// TestSeed: whatever a machine cannot do, there is a plan of 40 s that is good
+// for TestChaos.
+func TestSeed(t *testing.T) {
+	t.Parallel()
+	for _, w := range []*world{{}, {nets: true}, {disks: true}, {nets: true, disks: true}} {
+		s := settings{time: 40 * time.Second, kinds: leastKinds}
+		s.choose(w)
+		if got := kindsIn(plan(s.seed, s.time, w, "")); got < leastKinds+kindsMore {
+			t.Errorf("with networks %t and disks %t the plan of seed %d has %d kinds of faults", w.nets, w.disks, s.seed, got)
+		}
+	}
+}
