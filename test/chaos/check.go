@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"parley/test/rig"
 )
@@ -279,26 +278,6 @@ func (f *findings) checkKeys() {
 				f.fault("13 idempotency", k, "is task %s, and task %s", was, o.end.ID)
 			}
 			ids[k] = o.end.ID
-		}
-	}
-}
-
-// clockSlack is how far two clocks of one machine, and a write on its way, differ.
-const clockSlack = 2 * time.Second
-
-// checkDeadlines checks that no attempt begins after the deadline, and that
-// who is late ends as expired.
-func (f *findings) checkDeadlines() {
-	for id, list := range f.records {
-		deadline := list[0].Facts.Deadline
-		for i := range list {
-			r := &list[i]
-			if r.Kind == "working" && !deadline.IsZero() && r.Time.After(deadline) {
-				f.fault("7 deadline", id, "attempt %d was begun %s after the deadline", r.Attempt, r.Time.Sub(deadline))
-			}
-			if r.State == "expired" && r.Stored.Before(deadline.Add(-clockSlack)) {
-				f.fault("7 deadline", id, "it expired %s before its deadline", deadline.Sub(r.Stored))
-			}
 		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"time"
 )
@@ -172,35 +171,3 @@ func (f *findings) underWay(run string, t time.Time) bool {
 
 // lateMost is within what something that went wrong shows.
 const lateMost = 6 * time.Second
-
-// spans are times at which something was wrong.
-type spans [][2]int64
-
-// afterFault is how long after a fault something may be late for it, and slow
-// an operation that takes longer than when all is well.
-const (
-	afterFault = 20 * time.Second
-	slow       = time.Second
-)
-
-// downtime is when faults were at work, and when clients had to wait.
-func (f *findings) downtime() (down spans) {
-	for _, o := range f.faults {
-		if o.Op != quietKind {
-			down = append(down, [2]int64{o.from, min(o.to, math.MaxInt64-int64(afterFault)) + int64(afterFault)})
-		}
-	}
-	for _, o := range f.ops {
-		if o.to-o.from > int64(slow) && slices.Contains([]string{"dispatch", "append", "run", "letter"}, o.Op) {
-			down = append(down, [2]int64{o.from, o.to})
-		}
-	}
-	return down
-}
-
-// explains reports whether something was wrong at a time, or within a while
-// after it.
-func (s spans) explains(t time.Time, while time.Duration) bool {
-	from, to := t.Add(-time.Second).UnixNano(), t.Add(while).UnixNano()
-	return slices.ContainsFunc(s, func(d [2]int64) bool { return d[0] < to && d[1] > from })
-}

@@ -4,14 +4,10 @@ package main
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -175,76 +171,6 @@ func (f *findings) checkSessions() {
 			}
 		}
 	}
-}
-
-// checkAudit checks the chain anew, and that every record has its lines once.
-func (f *findings) checkAudit() {
-	type place struct {
-		task string
-		seq  int
-	}
-	var prev struct {
-		hash string
-		next uint64
-	}
-	told, lines := map[place]bool{}, map[string]bool{}
-	for i := range f.dumps["FLEET_AUDIT"] {
-		m := &f.dumps["FLEET_AUDIT"][i]
-		var b struct {
-			First     uint64          `json:"first"`
-			Day       string          `json:"day"`
-			Prev      string          `json:"prev"`
-			Hash      string          `json:"hash"`
-			Positions json.RawMessage `json:"positions"`
-			Lines     []string        `json:"lines"`
-		}
-		if err := json.Unmarshal(m.Data, &b); err != nil {
-			f.fault("11 audit", strconv.FormatUint(m.Seq, 10), "the block cannot be read: %v", err)
-			continue
-		}
-		if i > 0 && (b.First != prev.next || b.Prev != prev.hash) {
-			f.fault("11 audit", strconv.FormatUint(m.Seq, 10), "the block does not follow the one before it")
-		}
-		sum := chainSum(append([]string{"parley/audit/v1", b.Prev, b.Day, strconv.FormatUint(b.First, 10), string(b.Positions)}, b.Lines...))
-		if sum != b.Hash {
-			f.fault("11 audit", strconv.FormatUint(m.Seq, 10), "the hash is %s, want %s", b.Hash, sum)
-		}
-		prev.hash, prev.next = b.Hash, b.First+uint64(len(b.Lines))
-		for _, text := range b.Lines {
-			if lines[text] && !strings.Contains(text, "access_refused") {
-				f.fault("11 audit", "line", "it is there twice: %s", text)
-			}
-			lines[text] = true
-			var l struct {
-				Data struct {
-					TaskID string `json:"task_id"`
-					Seq    int    `json:"seq"`
-				} `json:"data"`
-			}
-			if err := json.Unmarshal([]byte(text), &l); err != nil {
-				f.fault("11 audit", "line", "%v: %s", err, text)
-			}
-			told[place{l.Data.TaskID, l.Data.Seq}] = true
-		}
-	}
-	f.counts["audit lines"] = len(lines)
-	for id, list := range f.records {
-		for i := range list {
-			if !told[place{id, list[i].Seq}] {
-				f.fault("11 audit", id, "no line tells of record %d (%s)", list[i].Seq, list[i].Kind)
-			}
-		}
-	}
-}
-
-// chainSum is SHA-256 over the fields, each after its length.
-func chainSum(fields []string) string {
-	h := sha256.New()
-	for _, f := range fields {
-		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(f))))
-		h.Write([]byte(f))
-	}
-	return hex.EncodeToString(h.Sum(nil))
 }
 
 // letterEnds are the states after which nothing happens to a letter that wants

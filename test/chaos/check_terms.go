@@ -25,10 +25,11 @@ func (f *findings) apart() time.Duration {
 }
 
 // checkTerms checks what else bounds attempts: a retry waits as long as its
-// record says, levels never go back, a budget that is spent buys nothing, and
-// what is spent is counted once.
+// record says, which is as long as its policy says, levels are climbed one after
+// the other, a budget that is spent buys nothing, and what is spent is counted
+// once.
 func (f *findings) checkTerms() {
-	apart := f.apart()
+	apart, down := f.apart(), f.downtime()
 	for id, list := range f.records {
 		var spent int64
 		var wait *time.Time
@@ -54,19 +55,7 @@ func (f *findings) checkTerms() {
 		if most := int64(rig.Tokens * last.Attempt); spent > most {
 			f.fault("7 budget", id, "%d tokens are counted, and %d attempts spend %d at most", spent, last.Attempt, most)
 		}
-		f.checkLevels(id, last.Facts.Attempts)
-	}
-}
-
-// checkLevels checks that the answers to failed attempts climb: the same agent
-// again, then others, then a human, and what he says.
-func (f *findings) checkLevels(id string, attempts []rig.PastAttempt) {
-	above := 0
-	for _, a := range attempts {
-		if a.Level > 0 && a.Level < above && above < 3 {
-			f.fault("5 levels", id, "attempt %d was answered on level %d, after level %d", a.Attempt, a.Level, above)
-		}
-		above = max(above, a.Level)
+		f.checkLadder(id, list, down)
 	}
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -37,10 +38,28 @@ func good(t *testing.T) *findings {
 	f.records["t"] = []rig.Record{record("t", 1, "queued", "queued", 0), record("t", 2, "working", "working", 1), record("t", 3, "retry", "queued", 1), record("t", 4, "working", "working", 2)}
 	for i := range f.records["t"][2:] {
 		f.records["t"][2+i].Facts.TokensSpent = rig.Tokens
-		f.records["t"][2+i].Facts.Attempts = []rig.PastAttempt{{Attempt: 1, Level: 1}, {Attempt: 2, Level: 2}}
+		f.records["t"][2+i].Facts.Attempts = []rig.PastAttempt{{Attempt: 1, Level: 1}, {Attempt: 2, Level: 2}}[:1+i]
 	}
-	not := morning.Add(3 * time.Second)
-	f.records["t"][2].Facts.NotBefore = &not
+	f.records["t"][2].Facts.NotBefore = new(morning.Add(4 * time.Second))
+	f.records["t"][1].Facts.AttemptEnds = new(morning.Add(10 * time.Second))
+	// An attempt by each of two, one of them again, and then the end of it.
+	f.agents = []rig.Actor{{ID: "a"}, {ID: "b"}, {ID: "c", Labels: map[string]string{"kind": "odd"}}}
+	f.records["l"] = []rig.Record{record("l", 1, "queued", "queued", 0), record("l", 2, "outcome", "error", 3)}
+	for i := range f.records["l"] {
+		facts := &f.records["l"][i].Facts
+		facts.Policy.MaxRetries, facts.Deadline = 1, morning.Add(time.Hour)
+	}
+	f.records["l"][1].Facts.Attempts = []rig.PastAttempt{
+		{Attempt: 1, AgentID: "a", Code: "agent_error", Retryable: true, Level: 1},
+		{Attempt: 2, AgentID: "a", Code: "agent_error", Retryable: true, Level: 2},
+		{Attempt: 3, AgentID: "b", Code: "agent_error", Retryable: true, Level: 2},
+		{Attempt: 4, AgentID: "c", Code: "agent_lost", Level: 3},
+	}
+	f.records["late"] = []rig.Record{record("late", 1, "queued", "queued", 0), record("late", 2, "outcome", "expired", 0)}
+	for i := range f.records["late"] {
+		f.records["late"][i].Facts.Deadline = morning.Add(time.Minute)
+	}
+	f.records["late"][1].Stored = morning.Add(62 * time.Second)
 	f.ops = []*op{
 		{line: line{Client: "pen", Op: "letter", ID: "m", To: "a"}, end: line{What: wasOK, ID: "m"}, from: at(1), to: at(2)},
 		{line: line{Client: "planner", Op: "run", ID: "r"}, end: line{What: wasOK, ID: "r"}, from: at(1), to: at(2)},
@@ -50,6 +69,7 @@ func good(t *testing.T) *findings {
 		{line: line{Client: "boss", Op: "dispatch", ID: "t"}, end: line{What: wasOK, ID: "t"}, from: at(1), to: at(2)},
 		{line: line{Client: "vault", Op: "vault", Key: "v"}, end: line{What: wasOK, ID: "a2a-1"}, from: at(1), to: at(2)},
 		{line: line{Client: "vault", Op: "dispatch", ID: "u", Session: "a2a-1"}, end: line{What: wasOK, ID: "u"}, from: at(1), to: at(2)},
+		{line: line{Client: "team0", Op: "create"}, end: line{What: wasOK, ID: "a2a-2"}, from: at(1), to: at(2)},
 		{line: line{Client: "curious", Op: "pry", ID: "t", Text: "task get"}, end: line{What: wasFail, ID: "t", Code: "not_found"}, from: at(3), to: at(4)},
 		{line: line{Client: "curious", Op: "pry", ID: "t", Text: "task list"}, end: line{What: wasOK, ID: "t", Body: []byte(`{"tasks":[]}`)}, from: at(3), to: at(4)},
 	}
@@ -68,14 +88,34 @@ func good(t *testing.T) *findings {
 		{What: rig.WasOffered, Task: "u", Attempt: 1, Agent: "a", Instance: "1", Words: []string{"canary-u", "canary-v"}},
 	}}
 	f.sums = map[string]map[string]string{"FLEET_TASKS": {"n1": "x", "n2": "x", "n3": "x"}}
+	f.dumps["FLEET_CONTEXT"] = []message{{Subject: "fleet.context.a2a-2", Data: []byte(`{"version":1}`)}}
+	const ended = `{"session_id":"","event_type":"run","data":{"run_id":"r","kind":"end","message":"<"}}`
+	f.dumps["FLEET_RUNS"] = append(f.dumps["FLEET_RUNS"], message{Subject: "fleet.told.FLEET_RUNS.w", Data: []byte(ended + "\n")})
+	lines := []string{
+		`{"event_type":"run","data":{"kind":"end","message":"\u003c","run_id":"r"},"session_id":""}`,
+		`{"event_type":"run","data":{"run_id":"r","kind":"start"}}`,
+		`{"event_type":"schedule","data":{"from":"clock0","schedule":"s","kind":"create"}}`,
+		`{"event_type":"session_create","session_id":"a2a-2","data":{}}`,
+		`{"event_type":"context_append","session_id":"a2a-2","data":{"version":1}}`,
+	}
+	for id, list := range f.records {
+		for _, r := range list {
+			lines = append(lines, fmt.Sprintf(`{"event_type":"task","data":{"task_id":%q,"seq":%d}}`, id, r.Seq))
+		}
+	}
+	block := map[string]any{"first": 1, "day": "2026-05-31", "prev": "", "positions": map[string]int{}, "lines": lines}
+	block["hash"] = chainSum(append([]string{"parley/audit/v1", "", "2026-05-31", "1", "{}"}, lines...))
+	f.dumps["FLEET_AUDIT"] = []message{{Seq: 1, Subject: "fleet.audit", Data: body(block)}}
 	return f
 }
 
 // judge is what of the checks the evidence here is good for.
 func judge(f *findings) string {
+	f.checkDeadlines()
 	f.checkTerms()
 	f.checkSilent()
 	f.checkSecrets()
+	f.checkAudit()
 	f.checkMesh()
 	f.checkRuns()
 	f.checkClocks()
@@ -123,7 +163,49 @@ func TestCheckerFinds(t *testing.T) {
 			}
 		}},
 		{"counted twice", "tokens are counted", func(f *findings) { f.records["t"][3].Facts.TokensSpent = 3 * rig.Tokens }},
-		{"no patience", "5 backoff", func(f *findings) { *f.records["t"][2].Facts.NotBefore = morning.Add(9 * time.Second) }},
+		{"a level left out", "and its agent might have tried again", func(f *findings) { f.records["l"][1].Facts.Attempts[0].Level = 2 }},
+		{"a human too early", "was answered on level 3, and [c] had not tried", func(f *findings) {
+			l := &f.records["l"][1].Facts
+			l.Attempts = l.Attempts[:3]
+			l.Attempts[2].Level = 3
+		}},
+		{"nobody is asked", "says that nobody can do it, and [c] had not tried", func(f *findings) {
+			r := &f.records["l"][1]
+			r.Facts.Attempts, r.Reason.Code = nil, "no_capable_agent"
+			r.Facts.Requirements.Labels = map[string]string{"kind": "odd"}
+		}},
+		{"no patience", "before the time that its retry was put off to", func(f *findings) {
+			f.records["t"][3].Time = morning.Add(3900 * time.Millisecond)
+		}},
+		{"a retry at once", "is put off by 0s", func(f *findings) { *f.records["t"][2].Facts.NotBefore = morning.Add(3 * time.Second) }},
+		{"a retry put off", "is put off by 1.3s", func(f *findings) {
+			*f.records["t"][2].Facts.NotBefore = morning.Add(4300 * time.Millisecond)
+			f.records["t"][3].Time = morning.Add(5 * time.Second)
+		}},
+		{"handed back for long", "puts it off by 1m13s", func(f *findings) {
+			f.records["t"][2].Kind = "returned"
+			*f.records["t"][2].Facts.NotBefore = morning.Add(76 * time.Second)
+			f.records["t"][3].Time = morning.Add(80 * time.Second)
+		}},
+		{"a deadline forgotten", "came 25s later, with nothing wrong for 25s", func(f *findings) { f.records["late"][1].Stored = morning.Add(85 * time.Second) }},
+		{"a deadline forgotten after a fault", "came 55s later, with nothing wrong for 15s", func(f *findings) {
+			f.records["late"][1].Stored = morning.Add(115 * time.Second)
+			fault := func(kind string, from, to int) {
+				at := func(s int) int64 { return morning.Add(time.Duration(s) * time.Second).UnixNano() }
+				f.faults = append(f.faults, &op{line: line{Op: kind}, from: at(from), to: at(to)})
+			}
+			fault(killAgents, 0, 100)
+			fault(powerAll, 50, 70) // and their 20 s
+			fault(killWorker, 60, 80)
+		}},
+		{"an attempt without end", "came 11s later, with nothing wrong for 11s", func(f *findings) {
+			for i := range f.records["t"][2:] {
+				f.records["t"][2+i].Stored = morning.Add(21 * time.Second)
+			}
+		}},
+		{"done too late", "it is done, 1s after the deadline", func(f *findings) {
+			f.records["late"][1].State, f.records["late"][1].Time = "done", morning.Add(61*time.Second)
+		}},
 		{"an offer to one who is silent", "24 silence", func(f *findings) {
 			at := morning.UnixNano()
 			f.faults = append(f.faults, &op{line: line{Op: muteAgents, ID: "cast-1"}, from: at, to: at + int64(9*time.Second)})
@@ -135,6 +217,15 @@ func TestCheckerFinds(t *testing.T) {
 		{"a run that ends before its time is over", `is "expired"`, func(f *findings) {
 			f.dumps["FLEET_RUNS"][0].Data, f.dumps["FLEET_RUNS"][0].Time = []byte(`{"state":"expired"}`), morning.Add(time.Minute)
 		}},
+		{"a version that nobody is told of", "no line tells of version 2", func(f *findings) {
+			f.dumps["FLEET_CONTEXT"] = append(f.dumps["FLEET_CONTEXT"], message{Subject: "fleet.context.a2a-2", Data: []byte(`{"version":2}`)})
+		}},
+		{"a change that nobody is told of", "it is not in the audit", func(f *findings) {
+			f.dumps["KV_FLEET_SCHEDULES"] = append(f.dumps["KV_FLEET_SCHEDULES"], message{
+				Subject: "fleet.told.KV_FLEET_SCHEDULES.w", Data: []byte(`{"event_type":"schedule","data":{"from":"clock0","schedule":"s","kind":"pause"}}`),
+			})
+		}},
+		{"a session that nobody is told of", "session_create a2a-3", func(f *findings) { f.ops[len(f.ops)-3].end.ID = "a2a-3" }},
 		{"a time missed", "was missed, and nothing explains", func(f *findings) { delete(f.records, clockID(f)) }},
 		{"begun too early", "was begun", func(f *findings) { f.records[clockID(f)][0].Stored = morning }},
 		{"a time of nobody", "no time of a schedule is this task", func(f *findings) {

@@ -45,10 +45,10 @@ var crews = []struct{ name, place, workers string }{
 	{"router-1", zoneA, "router"},
 	{"router-2", zoneB, "router"},
 	{"router-3", zoneA, "router"},
-	{"desk-1", zoneA, "registry,sessions,audit,mesh"},
-	{"desk-2", zoneB, "registry,sessions,audit,mesh"},
-	{"door-1", zoneA, "runs,schedules,webhooks,escalation,gateway"},
-	{"door-2", zoneB, "runs,schedules,webhooks,escalation,gateway"},
+	{"desk-1", zoneA, "registry,sessions,audit,mesh,telemetry"},
+	{"desk-2", zoneB, "registry,sessions,audit,mesh,telemetry"},
+	{"door-1", zoneA, "runs,schedules,webhooks,escalation,gateway,a2e"},
+	{"door-2", zoneB, "runs,schedules,webhooks,escalation,gateway,a2e"},
 }
 
 func newFleet(w *world, c *cluster, fc fleetConfig) (*fleet, error) {

@@ -52,6 +52,7 @@ func (l *load) start() {
 	for i := range 3 {
 		l.wg.Go(func() { l.sessions(client("team", i), l.rng(5, i)) })
 	}
+	l.wg.Go(func() { l.errands(client("envoy", 0), l.rng(10, 0)) })
 	l.wg.Go(func() { l.vaults(client("vault", 0), l.rng(8, 0)) })
 	l.wg.Go(func() { l.pries(client("curious", 0), l.rng(9, 0)) })
 	for i := range 4 {

@@ -30,6 +30,8 @@ type settings struct {
 	plant  string
 	only   string
 	lose   string
+	kinds  int
+	tasks  int
 	lazy   bool
 	dry    bool
 }
@@ -55,10 +57,11 @@ func main() {
 	flag.StringVar(&s.plant, "plant", "", "a bug to plant, see bus/plant")
 	flag.StringVar(&s.only, "only", "", "kinds of faults, comma separated; absent: all; none for none")
 	flag.StringVar(&s.lose, "lose", "97", "of so many writes of each worker one is done and its writer told that it timed out; 0 for none")
+	flag.IntVar(&s.kinds, "kinds", 0, "fewer kinds of faults than this prove nothing; a new seed is one whose plan has them, and some more")
+	flag.IntVar(&s.tasks, "tasks", 0, "fewer tasks than this prove nothing")
 	flag.BoolVar(&s.lazy, "lazy", false, "servers that acknowledge before they flush: shows what is lost then")
 	flag.BoolVar(&s.dry, "plan", false, "print the plan, and do nothing")
 	flag.Parse()
-	s.seed = cmp.Or(s.seed, uint64(time.Now().UnixNano()))
 	if s.rate == 0 {
 		s.rate = 80
 		if s.time > 10*time.Minute { // what it leaves must fit into memory to be judged
@@ -87,15 +90,15 @@ func (s *settings) run(ctx context.Context) (err error) {
 		if readErr != nil {
 			return readErr
 		}
-		return report(f)
+		return s.report(f)
 	}
 	if s.dry {
+		s.seed = cmp.Or(s.seed, newSeed())
 		for _, f := range plan(s.seed, s.time, &world{nets: true, disks: true}, s.only) {
 			fmt.Fprintln(os.Stdout, f.String())
 		}
 		return nil
 	}
-	say("seed %d (repeat with -seed %d -time %s)", s.seed, s.seed, s.time)
 	keep := s.dir != ""
 	if !keep {
 		if s.dir, err = os.MkdirTemp("", "parley-chaos-"); err != nil {
@@ -131,11 +134,49 @@ func (s *settings) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	s.choose(w)
+	say("seed %d (repeat with %s)", s.seed, s.again())
 	f, err := s.act(ctx, w)
 	if err != nil {
 		return err
 	}
-	return report(f)
+	return s.report(f)
+}
+
+func newSeed() uint64 { return uint64(time.Now().UnixNano()) }
+
+// kindsMore are planned beside those that must happen: a fault that takes its
+// time leaves no time for the next.
+const kindsMore = 2
+
+// choose takes a seed where none was given: one that is good for enough kinds of
+// faults on this machine, if there is one.
+func (s *settings) choose(w *world) {
+	if s.seed != 0 {
+		return
+	}
+	s.seed = newSeed()
+	for range 10_000 {
+		if kindsIn(plan(s.seed, s.time, w, s.only)) >= s.kinds+kindsMore || s.kinds == 0 {
+			return
+		}
+		s.seed++
+	}
+}
+
+// again are the flags that repeat the run.
+func (s *settings) again() string {
+	flags := fmt.Sprintf("-seed %d -time %s -rate %g -lose %s", s.seed, s.time, s.rate, s.lose)
+	if s.only != "" {
+		flags += fmt.Sprintf(" -only %q", s.only)
+	}
+	if s.plant != "" {
+		flags += " -plant " + s.plant
+	}
+	if s.lazy {
+		flags += " -lazy"
+	}
+	return flags
 }
 
 // act lets everything happen, and reads what it left behind.
@@ -249,7 +290,7 @@ func (st *stage) close() {
 }
 
 // report says what was found.
-func report(f *findings) error {
+func (s *settings) report(f *findings) error {
 	found := f.check()
 	for i, v := range found {
 		if i == 30 {
@@ -268,6 +309,9 @@ func report(f *findings) error {
 	}
 	if f.counts["acknowledged dispatches"] == 0 {
 		return errors.New("nothing was acknowledged: this run proves nothing")
+	}
+	if len(f.done()) < s.kinds || f.counts["tasks"] < s.tasks {
+		return fmt.Errorf("%d kinds of faults and %d tasks prove too little: at least %d and %d were asked for", len(f.done()), f.counts["tasks"], s.kinds, s.tasks)
 	}
 	return nil
 }

@@ -122,6 +122,17 @@ func plan(seed uint64, total time.Duration, w *world, only string) (list []fault
 	return list
 }
 
+// kindsIn counts the kinds of faults in a plan.
+func kindsIn(list []fault) int {
+	names := map[string]bool{}
+	for _, f := range list {
+		if f.kind != quietKind {
+			names[f.kind] = true
+		}
+	}
+	return len(names)
+}
+
 // draw draws a kind by its weight, -1 where there is none.
 func draw(rng *rand.Rand, people bool, only string) int {
 	fits := func(i int) bool {

@@ -58,7 +58,7 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 	say("drain")
 	ctx, cancel := context.WithTimeout(ctx, quiet)
 	defer cancel()
-	d := &drain{c: st.c, states: map[string]string{}}
+	d := &drain{c: st.c, next: map[string]uint64{}, states: map[string]string{}, owed: map[string]uint64{}}
 	for n := 0; ; n++ {
 		left, err := d.left(ctx)
 		if err == nil && len(left) == 0 {
@@ -113,24 +113,33 @@ func (st *stage) tellCPU() {
 // drain looks at what is left to be done.
 type drain struct {
 	c      *cluster
-	next   uint64
+	next   map[string]uint64 // that is to be read, by stream
 	states map[string]string // of tasks
+	owed   map[string]uint64 // the last message that the audit is to have a line of, by stream
+}
+
+// read reads what is new in a stream.
+func (d *drain) read(ctx context.Context, stream string, f func(m *message) error) error {
+	last, err := d.c.eachMessage(ctx, stream, d.next[stream], f)
+	if err == nil {
+		d.next[stream] = last + 1
+	}
+	return err
 }
 
 // left says what is not at its end.
 func (d *drain) left(ctx context.Context) (left []string, err error) {
-	last, err := d.c.eachMessage(ctx, "FLEET_TASKS", d.next, func(m *message) error {
+	err = d.read(ctx, "FLEET_TASKS", func(m *message) error {
 		var r struct {
 			State string `json:"state"`
 		}
 		bad := json.Unmarshal(m.Data, &r)
-		d.states[m.Subject] = r.State
+		d.states[m.Subject], d.owed["FLEET_TASKS"] = r.State, m.Seq
 		return bad
 	})
 	if err != nil {
 		return nil, err
 	}
-	d.next = last + 1
 	open := map[string]int{}
 	example := ""
 	for id, s := range d.states {
@@ -163,7 +172,7 @@ func (d *drain) left(ctx context.Context) (left []string, err error) {
 	if clocks > 0 {
 		left = append(left, fmt.Sprintf("%d schedules", clocks))
 	}
-	behind, err := d.audit(ctx, last)
+	behind, err := d.audit(ctx)
 	if behind != "" {
 		left = append(left, behind)
 	}
@@ -205,7 +214,18 @@ func (d *drain) clocks(ctx context.Context) (n int, err error) {
 }
 
 // audit says how far the audit is behind.
-func (d *drain) audit(ctx context.Context, last uint64) (string, error) {
+func (d *drain) audit(ctx context.Context) (string, error) {
+	for _, a := range audited[1:] { // records of tasks have been read
+		err := d.read(ctx, a.stream, func(m *message) error {
+			if strings.HasPrefix(m.Subject, a.prefix) && len(m.Data) > 0 { // no marker of an end
+				d.owed[a.stream] = m.Seq
+			}
+			return nil
+		})
+		if err != nil {
+			return "", err
+		}
+	}
 	s, err := d.c.js.Stream(ctx, "FLEET_AUDIT")
 	if err != nil {
 		return "", err
@@ -220,10 +240,26 @@ func (d *drain) audit(ctx context.Context, last uint64) (string, error) {
 	if err := json.Unmarshal(m.Data, &b); err != nil {
 		return "", err
 	}
-	if at := b.Positions["FLEET_TASKS"]; at < last {
-		return fmt.Sprintf("the audit is at %d of %d", at, last), nil
+	for stream, seq := range d.owed {
+		if b.Positions[stream] >= seq {
+			continue
+		}
+		if gone, err := d.gone(ctx, stream, seq); err != nil || !gone {
+			return fmt.Sprintf("the audit is at %d of %d of %s", b.Positions[stream], seq, stream), err
+		}
+		delete(d.owed, stream) // before the audit could read it
 	}
 	return "", nil
+}
+
+// gone reports whether a message has been purged.
+func (d *drain) gone(ctx context.Context, stream string, seq uint64) (gone bool, err error) {
+	gone = true
+	_, err = d.c.eachMessage(ctx, stream, seq, func(m *message) error {
+		gone = gone && m.Seq != seq
+		return nil
+	})
+	return gone, err
 }
 
 // collect reads the streams, from each server, and what processes have said.
@@ -281,14 +317,22 @@ func same(sums map[string]string) bool {
 	return true
 }
 
-// summary says what was looked at.
-func (f *findings) summary() {
-	by, all := map[string]int{}, 0
+// done is how often each kind of fault happened.
+func (f *findings) done() map[string]int {
+	by := map[string]int{}
 	for _, o := range f.faults {
 		if o.Op != quietKind {
 			by[o.Op]++
-			all++
 		}
+	}
+	return by
+}
+
+// summary says what was looked at.
+func (f *findings) summary() {
+	by, all := f.done(), 0
+	for _, n := range by {
+		all += n
 	}
 	from, to := f.span()
 	say("in %s %d faults of %d kinds; %d tasks (%d acknowledged dispatches), %.0f a second; %d violations", to.Sub(from).Round(time.Second),

@@ -46,7 +46,7 @@ func TestAppenders(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	boss := sessionCaller{t, b}
+	boss := sessionCaller{t, b, patience / 3}
 	id := mustSession[handshake.Opened](boss, "create", handshake.Create{}).Session.SessionID
 
 	appends := *appendsFlag
@@ -107,8 +107,9 @@ func TestAppenders(t *testing.T) {
 
 // sessionCaller asks the session API, and repeats until it is answered.
 type sessionCaller struct {
-	tb testing.TB
-	b  *bus.Bus
+	tb  testing.TB
+	b   *bus.Bus
+	try time.Duration // for one answer
 }
 
 // askSession asks session.<verb>; a refusal is the error.
@@ -120,7 +121,7 @@ func askSession[T any](c sessionCaller, verb string, req any) (v T, err error) {
 		_, refused := fleet.DecodeReply[fleet.Unknown](m.Data)
 		return subjects.CodeOf(refused) == subjects.CodeUnavailable
 	}
-	m, err := c.b.RequestUntil(ctx, subjects.API("boss", "session", verb), fleet.MustEncode(req), nil, patience/3, again)
+	m, err := c.b.RequestUntil(ctx, subjects.API("boss", "session", verb), fleet.MustEncode(req), nil, c.try, again)
 	if err != nil {
 		return v, err
 	}

@@ -123,7 +123,8 @@ func TestCrashPoints(t *testing.T) {
 			swept[name] = true
 		}
 	}
-	for _, p := range slices.Concat(webhookPoints, escalationPoints, schedulePoints, runPoints) { // TestWebhookCrash, TestEscalation, TestScheduleCrash, TestRunCrash
+	// TestWebhookCrash, TestEscalation, TestScheduleCrash, TestRunCrash, TestContextCrash
+	for _, p := range slices.Concat(webhookPoints, escalationPoints, schedulePoints, runPoints, sessionPoints, auditPoints) {
 		name, _, _ := strings.Cut(p, ":")
 		swept[name] = true
 	}
@@ -157,13 +158,8 @@ func TestCrashPoints(t *testing.T) {
 
 // crash plays the scenario with a router that dies at point.
 func (sc scenario) crash(t *testing.T, point string) {
-	sc.play(t, "PARLEY_CRASH_AT="+point, func(f *testFleet, first *process) {
-		if !first.ended(patience / 2) {
-			t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
-		}
-		if !first.killed() {
-			t.Fatalf("the router did not die of SIGKILL: %s\n%s", first.ending(), tail(first.log, 4000))
-		}
+	sc.play(t, crashEnv(point), func(f *testFleet, first *process) {
+		dies(t, first, point)
 		f.router("router-2", crashBinary(t))
 	})
 }

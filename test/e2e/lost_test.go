@@ -4,6 +4,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -22,7 +23,7 @@ func TestLostAcknowledgements(t *testing.T) {
 				t.Parallel()
 				two <- struct{}{}
 				defer func() { <-two }()
-				kinds := sc.play(t, "PARLEY_LOSE_ACKS=first", nil)
+				kinds := sc.play(t, crashEnv(lostAcks), nil)
 				mu.Lock()
 				defer mu.Unlock()
 				for _, k := range kinds {
@@ -35,6 +36,47 @@ func TestLostAcknowledgements(t *testing.T) {
 		if why := unreachable["before_store_"+kind]; !lost[kind] && why == "" {
 			t.Errorf("no acknowledgement of a record %s was lost", kind)
 		}
+	}
+}
+
+// lostAcks stands in the place of a crash point for a worker that lives on, and
+// is told of the first try of every write that it timed out.
+const lostAcks = "lost acknowledgements"
+
+// crashEnv is the setting that has a worker of crashBinary die at point.
+func crashEnv(point string) string {
+	if point == lostAcks {
+		return "PARLEY_LOSE_ACKS=first"
+	}
+	return "PARLEY_CRASH_AT=" + point
+}
+
+// dies waits until a worker has died at point, and says so; one that only loses
+// acknowledgements does not.
+func dies(t *testing.T, p *process, point string) bool {
+	t.Helper()
+	if point == lostAcks {
+		return false
+	}
+	if !p.ended(patience) {
+		t.Fatalf("%s is never passed\n%s", point, tail(p.log, 4000))
+	}
+	if !p.killed() {
+		t.Fatalf("the worker did not die of SIGKILL: %s\n%s", p.ending(), tail(p.log, 4000))
+	}
+	return true
+}
+
+// checkLost fails a test whose worker was to lose acknowledgements, and lost
+// none of a write to a subject that begins so.
+func checkLost(t *testing.T, p *process, point, subject string) {
+	t.Helper()
+	log, err := os.ReadFile(p.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if point == lostAcks && !strings.Contains(string(log), "lost acknowledgement of "+subject) {
+		t.Errorf("%s lost no acknowledgement of %s\n%s", p.name, subject, tail(p.log, 4000))
 	}
 }
 

@@ -46,28 +46,27 @@ func (c *crew) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error) 
 }
 
 // TestRunCrash has the runs worker die at every one of its steps, and another
-// one take over: no node is done twice, no result is lost, and a node that fails
+// one take over, or lose acknowledgements: no node is done twice, no result is lost, and a node that fails
 // ends when all that was begun of it has, whoever began it.
 func TestRunCrash(t *testing.T) {
 	crashBinary(t) // before the clocks run
-	for _, point := range runPoints {
+	for _, point := range append(runPoints, lostAcks) {
 		if *pointFlag != "" && point != *pointFlag {
 			continue
 		}
-		t.Run("kill "+point, func(t *testing.T) {
+		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, "registry,router,sessions")
 			c := &crew{held: make(chan struct{}), done: map[string]int{}}
 			f.man(t, c)
-			first := f.serve("runs-1", crashBinary(t), "runs", nil, "PARLEY_CRASH_AT="+point)
+			first := f.serve("runs-1", crashBinary(t), "runs", nil, crashEnv(point))
 			f.askRun(t, "start", []byte(`{"task_id":"r","agents":[
 				{"id":"a","brief":"a","dependencies":[]},
 				{"id":"b","brief":"b ${a}","dependencies":["a"]},
 				{"id":"e","brief":"item ${index}","dependencies":["b"],"max_retries":0,"fan_out":{"items":[0,0,0,0,0,0]}}]}`))
-			if !first.ended(patience) || !first.killed() {
-				t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
+			if dies(t, first, point) {
+				f.serve("runs-2", parleyBinary(t), "runs", nil)
 			}
-			f.serve("runs-2", parleyBinary(t), "runs", nil)
 			f.askRun(t, "get", []byte(`{"run_id":"r"}`))
 			if point == "after_run_chunk" {
 				// Time to end the node too early.
@@ -84,6 +83,7 @@ func TestRunCrash(t *testing.T) {
 				return rec.State.Ended()
 			})
 			checkCrew(t, f, c, rec)
+			checkLost(t, first, point, "fleet.run.")
 		})
 	}
 }

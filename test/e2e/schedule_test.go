@@ -187,24 +187,23 @@ func TestScheduleWithoutItsSession(t *testing.T) {
 }
 
 // TestScheduleCrash has the schedules worker die at every one of its steps, and
-// another one take over: there is one task, and it is done.
+// another one take over, or lose acknowledgements: there is one task, and it is done.
 func TestScheduleCrash(t *testing.T) {
 	crashBinary(t) // before the clocks run
-	for _, point := range schedulePoints {
+	for _, point := range append(schedulePoints, lostAcks) {
 		if *pointFlag != "" && point != *pointFlag {
 			continue
 		}
-		t.Run("kill "+point, func(t *testing.T) {
+		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, "registry,router")
 			isa := &sleeper{done: map[string]int{}}
 			f.man(t, isa)
-			first := f.serve("schedules-1", crashBinary(t), "schedules", nil, "PARLEY_CRASH_AT="+point)
+			first := f.serve("schedules-1", crashBinary(t), "schedules", nil, crashEnv(point))
 			f.says(t, "schedule", "create", "s", "--at", "2s", "dispatch", writeFile(t, f.dir, "brief", "look"))
-			if !first.ended(patience) || !first.killed() {
-				t.Fatalf("%s is never passed\n%s", point, tail(first.log, 4000))
+			if dies(t, first, point) {
+				f.serve("schedules-2", parleyBinary(t), "schedules", nil)
 			}
-			f.serve("schedules-2", parleyBinary(t), "schedules", nil)
 			var v *schedule.View
 			until(t, "the end of the schedule", func() bool {
 				v = f.schedule(t, "s")
@@ -220,6 +219,7 @@ func TestScheduleCrash(t *testing.T) {
 			if list := f.says(t, "task", "ls", "-o", "json"); strings.Count(list, `"`+string(subjects.TaskID(v.Last.ID))+`"`) != 1 || strings.Count(list, `"task_id"`) != 1 {
 				t.Errorf("the tasks are %s", list)
 			}
+			checkLost(t, first, point, "$KV.FLEET_SCHEDULES.")
 		})
 	}
 }

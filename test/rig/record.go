@@ -56,11 +56,19 @@ type Record struct {
 		RunID    string    `json:"run_id"`
 		Deadline time.Time `json:"deadline"`
 		Policy   struct {
-			MaxRetries int `json:"max_retries"`
+			MaxRetries   int      `json:"max_retries"`
+			Agent        string   `json:"agent"`
+			Alternatives []string `json:"alternatives"`
+			OnBlocked    string   `json:"on_blocked"`
 		} `json:"policy"`
+		Requirements struct {
+			Labels map[string]string `json:"labels"`
+		} `json:"requirements"`
 		Attempts    []PastAttempt   `json:"attempts"`
 		Await       string          `json:"await"`
 		NotBefore   *time.Time      `json:"not_before"`
+		AttemptEnds *time.Time      `json:"attempt_ends"`
+		GiveUpAt    *time.Time      `json:"give_up_at"`
 		TokenBudget int64           `json:"token_budget"`
 		TokensSpent int64           `json:"tokens_spent"`
 		Human       json.RawMessage `json:"human"`
@@ -74,6 +82,7 @@ type PastAttempt struct {
 	InstanceID string `json:"instance_id"`
 	Epoch      int64  `json:"epoch"`
 	Code       string `json:"code"`
+	Retryable  bool   `json:"retryable"`
 	Level      int    `json:"level"`
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/audit"
@@ -121,12 +122,14 @@ func (c *chain) try(ctx context.Context, items []item) error {
 	if plant.Sometimes("line_edited", 20) {
 		b.Lines[0] += " "
 	}
+	crash.Point("before_audit_block")
 	seq, err := c.records.Write(ctx, bus.Record{
 		Subject: subjects.Audit, Expected: c.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(b),
 	})
 	if err != nil {
 		return err
 	}
+	crash.Point("after_audit_block")
 	c.head, c.seq = b, seq
 	return nil
 }

@@ -168,8 +168,12 @@ func nobody(e *fleet.Event, why []fleet.Reason, set settings, now time.Time) (*f
 }
 
 // forsaken asks the ladder what becomes of a queued task of which none of those
-// lives that alone may do it. It returns nil while the task goes on waiting.
+// lives that alone may do it. It returns nil while the task goes on waiting, and
+// where anybody may do it: another router has seen to it.
 func forsaken(e *fleet.Event, set settings, now time.Time) (*fleet.Event, escalation.Action) {
+	if len(need(e).Only) == 0 {
+		return nil, nil
+	}
 	n := *e
 	s := ladder(&n, set)
 	k := len(s.Attempts)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -180,12 +181,14 @@ func (w *Worker) append(ctx context.Context, r *handshake.Record, after *uint64)
 		if plant.Sometimes("append_lost", 50) {
 			return r.Version, false, nil
 		}
+		crash.Point("before_context_append")
 		seq, err := w.records.Write(ctx, bus.Record{
 			Subject: subjects.Context(r.SessionID), Expected: l.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(r),
 			Header: bus.Header{subjects.HeaderTask: {string(r.Entry.TaskID)}},
 		})
 		switch {
 		case err == nil:
+			crash.Point("after_context_append")
 			l.add(r, seq)
 			return r.Version, false, nil
 		case errors.Is(err, bus.ErrConflict): // another worker was faster, or the session is gone

@@ -1,0 +1,55 @@
+//go:build linux
+
+package main
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+// spans are times at which something was wrong, in the order in which they
+// begin. They may overlap.
+type spans [][2]int64
+
+// afterFault is how long after a fault something may be late for it, and slow
+// an operation that takes longer than when all is well.
+const (
+	afterFault = 20 * time.Second
+	slow       = time.Second
+)
+
+// downtime is when faults of all kinds but some were at work, and when clients
+// had to wait.
+func (f *findings) downtime(but ...string) (down spans) {
+	for _, o := range f.faults {
+		if o.Op != quietKind && !slices.Contains(but, o.Op) {
+			down = append(down, [2]int64{o.from, min(o.to, math.MaxInt64-int64(afterFault)) + int64(afterFault)})
+		}
+	}
+	for _, o := range f.ops {
+		if o.to-o.from > int64(slow) && slices.Contains([]string{"dispatch", "append", "run", "letter"}, o.Op) {
+			down = append(down, [2]int64{o.from, o.to})
+		}
+	}
+	slices.SortFunc(down, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
+	return down
+}
+
+// explains reports whether something was wrong at a time, or within a while
+// after it.
+func (s spans) explains(t time.Time, while time.Duration) bool {
+	from, to := t.Add(-time.Second).UnixNano(), t.Add(while).UnixNano()
+	return slices.ContainsFunc(s, func(d [2]int64) bool { return d[0] < to && d[1] > from })
+}
+
+// quiet is the longest that nothing was wrong between two times.
+func (s spans) quiet(from, to time.Time) time.Duration {
+	at, end, most := from.UnixNano(), to.UnixNano(), int64(0)
+	for _, d := range s {
+		most = max(most, min(d[0], end)-at)
+		at = max(at, d[1])
+	}
+	return time.Duration(max(most, end-at))
+}
