@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -244,5 +245,16 @@ func TestCheckerFinds(t *testing.T) {
 				t.Errorf("no %q in:\n%s", tt.want, found)
 			}
 		})
+	}
+}
+
+// What is found of one invariant does not hide what is found of another.
+func TestInTurn(t *testing.T) {
+	t.Parallel()
+	v := func(invariant, about string) violation { return violation{invariant, about, ""} }
+	got := inTurn([]violation{v("2", "a"), v("2", "b"), v("2", "c"), v("13", "d"), v("13", "e")})
+	want := []violation{v("2", "a"), v("13", "d"), v("2", "b"), v("13", "e"), v("2", "c")}
+	if !slices.Equal(got, want) {
+		t.Errorf("in turn: %v, want %v", got, want)
 	}
 }

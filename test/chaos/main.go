@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -289,9 +290,21 @@ func (st *stage) close() {
 	}
 }
 
+// inTurn orders violations so that the first of each invariant come before the
+// second of any: what is said of many says something of all.
+func inTurn(found []violation) []violation {
+	nth, seen := make(map[violation]int, len(found)), map[string]int{}
+	for _, v := range found {
+		nth[v] = seen[v.invariant]
+		seen[v.invariant]++
+	}
+	slices.SortStableFunc(found, func(a, b violation) int { return nth[a] - nth[b] })
+	return found
+}
+
 // report says what was found.
 func (s *settings) report(f *findings) error {
-	found := f.check()
+	found := inTurn(f.check())
 	for i, v := range found {
 		if i == 30 {
 			say("… and %d more", len(found)-i)
