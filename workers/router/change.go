@@ -74,6 +74,9 @@ func (w *Worker) latest(ctx context.Context, id subjects.TaskID) (*view, error) 
 
 // reread asks the stream's leader, and lets the core know.
 func (w *Worker) reread(ctx context.Context, id subjects.TaskID) (*view, error) {
+	w.mu.Lock()
+	known := w.core.lastSeq(id) // before it is asked: another record may come meanwhile
+	w.mu.Unlock()
 	m, err := w.bus.Last(ctx, subjects.StreamTasks, subjects.Task(id))
 	if errors.Is(err, bus.ErrNotFound) {
 		w.missed(ctx, id)
@@ -82,9 +85,6 @@ func (w *Worker) reread(ctx context.Context, id subjects.TaskID) (*view, error) 
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	w.mu.Lock()
-	known := w.core.lastSeq(id)
-	w.mu.Unlock()
 	if m.Seq < known {
 		return nil, unavailable(fmt.Errorf("record %d is the last that the stream's leader has of task %s; %d was heard", m.Seq, id, known))
 	}
