@@ -24,8 +24,10 @@ func APIErrorCodes() int { return len(jsErrors) }
 // Hear is what a tail does with every message.
 func (b *Bus) Hear(stream string, seq uint64) { b.hear(stream, seq) }
 
-// TailHasReadAll is what a tail on a stream with so many copies makes of having
-// read up to last, of target that there were.
-func TailHasReadAll(b *Bus, t Tail, last, target uint64, copies int) bool {
-	return (&tailRun{Tail: t, b: b, last: last, target: target, copies: copies}).readAll()
+// TailCatchesUp is whether a tail on a stream with so many copies says that it has
+// caught up, once it has read up to last, of target that there were.
+func TailCatchesUp(b *Bus, t Tail, last, target uint64, copies int) (told bool) {
+	t.CaughtUp = func(uint64) { told = true }
+	(&tailRun{Tail: t, b: b, last: last, target: target, copies: copies}).nowCaughtUp()
+	return told
 }

@@ -250,11 +250,21 @@ func TestAnObjectAlone(t *testing.T) {
 		}
 	}
 	put := func() error { return o.PutOnly(ctx, "index", bytes.NewReader(make([]byte, 500<<10))) }
-	for range 3 {
-		stray()
+	for n := range 3 {
+		if n > 0 { // the first comes into an empty bucket
+			stray()
+		}
 		if err := put(); err != nil {
 			t.Fatalf("beside one stray piece: %v", err)
 		}
+		r, err := o.Get(ctx, "index")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if data, err := io.ReadAll(r); err != nil || len(data) != 500<<10 {
+			t.Errorf("%d bytes are read again, %v", len(data), err)
+		}
+		_ = r.Close()
 	}
 	stray()
 	if err := b.Purge(ctx, "OBJ_FLEET_INDEX", "$O.FLEET_INDEX.M.>"); err != nil {

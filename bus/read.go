@@ -147,18 +147,30 @@ func (b *Bus) History(ctx context.Context, stream, subject string, fromSeq uint6
 
 // Purge deletes every message of subject; it is a success when there is none.
 func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
-	var resp struct {
-		Error *jetstream.APIError `json:"error"`
-	}
-	return wrap("purge "+subject, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]string{"filter": subject}, &resp, &resp.Error))
+	return wrap("purge "+subject, b.purge(ctx, stream, purgeRequest{Filter: subject}))
 }
 
 // PurgeUpTo deletes the messages of subject whose sequence is at most seq.
 func (b *Bus) PurgeUpTo(ctx context.Context, stream, subject string, seq uint64) error {
+	return wrap("purge "+subject, b.purge(ctx, stream, purgeRequest{Filter: subject, Seq: seq + 1}))
+}
+
+// PurgeBefore deletes every message of stream whose sequence is less than seq.
+func (b *Bus) PurgeBefore(ctx context.Context, stream string, seq uint64) error {
+	return wrap("purge "+stream, b.purge(ctx, stream, purgeRequest{Seq: seq}))
+}
+
+// purgeRequest is the request of STREAM.PURGE: what is before Seq goes.
+type purgeRequest struct {
+	Filter string `json:"filter,omitempty"`
+	Seq    uint64 `json:"seq,omitempty"`
+}
+
+func (b *Bus) purge(ctx context.Context, stream string, req purgeRequest) error {
 	var resp struct {
 		Error *jetstream.APIError `json:"error"`
 	}
-	return wrap("purge "+subject, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]any{"filter": subject, "seq": seq + 1}, &resp, &resp.Error))
+	return b.apiCall(ctx, "STREAM.PURGE."+stream, req, &resp, &resp.Error)
 }
 
 // DropDone deletes the messages of stream that its durable consumer has done
@@ -176,14 +188,6 @@ func (b *Bus) DropDone(ctx context.Context, stream, durable string) error {
 		return err
 	}
 	return b.PurgeBefore(ctx, stream, resp.AckFloor.Stream)
-}
-
-// PurgeBefore deletes every message of stream whose sequence is less than seq.
-func (b *Bus) PurgeBefore(ctx context.Context, stream string, seq uint64) error {
-	var resp struct {
-		Error *jetstream.APIError `json:"error"`
-	}
-	return wrap("purge "+stream, b.apiCall(ctx, "STREAM.PURGE."+stream, map[string]uint64{"seq": seq}, &resp, &resp.Error))
 }
 
 // StreamState is what a stream holds now.

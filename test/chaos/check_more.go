@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -68,7 +67,7 @@ func (f *findings) checkHumans() {
 		for i := range list {
 			if list[i].Kind == "human" {
 				asked++
-				if i+1 < len(list) && !down.any(list[i].Facts.Attempts, list[i].Stored, list[i+1].Stored) {
+				if i+1 < len(list) && !down[lastAttempt(&list[i]).AgentID].meet(list[i].Stored, list[i+1].Stored) {
 					waited = max(waited, list[i+1].Stored.Sub(list[i].Stored))
 				}
 			}
@@ -83,34 +82,25 @@ func (f *findings) checkHumans() {
 	}
 }
 
-// span is a time during which something was so.
-type span struct{ from, to time.Time }
-
-// absences are those of agents.
-type absences map[string][]span
-
-// agentsDown is when tasks waited for a human since their agent was lost: he is
+// agentsDown is, by agent, when tasks waited for a human since it was lost: he is
 // told that the agent is down, and of what else it failed not before it is back.
-func (f *findings) agentsDown() absences {
-	down := absences{}
+func (f *findings) agentsDown() map[string]spans {
+	down := map[string]spans{}
 	for _, list := range f.records {
 		for i := range list {
-			r := &list[i]
-			if n := len(r.Facts.Attempts); r.Kind == "human" && i+1 < len(list) && n > 0 && r.Facts.Attempts[n-1].Code == "agent_lost" {
-				agent := r.Facts.Attempts[n-1].AgentID
-				down[agent] = append(down[agent], span{r.Stored, list[i+1].Stored})
+			if last := lastAttempt(&list[i]); list[i].Kind == "human" && i+1 < len(list) && last.Code == "agent_lost" {
+				down[last.AgentID] = append(down[last.AgentID], [2]int64{list[i].Stored.UnixNano(), list[i+1].Stored.UnixNano()})
 			}
 		}
 	}
 	return down
 }
 
-// any reports whether the agent of the last attempt was down in part of a time.
-func (d absences) any(attempts []rig.PastAttempt, from, to time.Time) bool {
-	if len(attempts) == 0 {
-		return false
+func lastAttempt(r *rig.Record) (last rig.PastAttempt) {
+	if n := len(r.Facts.Attempts); n > 0 {
+		last = r.Facts.Attempts[n-1]
 	}
-	return slices.ContainsFunc(d[attempts[len(attempts)-1].AgentID], func(s span) bool { return s.from.Before(to) && from.Before(s.to) })
+	return last
 }
 
 // contextRecord is a version of a context.

@@ -258,3 +258,27 @@ func TestInTurn(t *testing.T) {
 		t.Errorf("in turn: %v, want %v", got, want)
 	}
 }
+
+// What is in order is not called a violation: a run whose time is over, and who
+// is told of an agent that is down, and not of what else it failed.
+func TestCheckerExcuses(t *testing.T) {
+	t.Parallel()
+	f := good(t)
+	f.dumps["FLEET_RUNS"][0].Data, f.dumps["FLEET_RUNS"][0].Time = []byte(`{"state":"expired"}`), morning.Add(runTimeout+time.Minute)
+	if found := judge(f); found != "" {
+		t.Errorf("a run whose time is over:\n%s", found)
+	}
+	minute := func(n int) time.Time { return morning.Add(time.Duration(n) * time.Minute) }
+	waits := rig.Record{Kind: "human", Stored: minute(1)}
+	waits.Facts.Attempts = []rig.PastAttempt{{AgentID: "a", Code: "agent_lost"}}
+	f.records = rig.History{"t": {waits, {Kind: "outcome", Stored: minute(3)}}}
+	for _, tt := range []struct {
+		agent    string
+		from, to int
+		want     bool
+	}{{"a", 2, 5, true}, {"a", 0, 2, true}, {"a", 4, 5, false}, {"b", 2, 5, false}} {
+		if got := f.agentsDown()[tt.agent].meet(minute(tt.from), minute(tt.to)); got != tt.want {
+			t.Errorf("%s is down in minutes %d to %d: %v, want %v", tt.agent, tt.from, tt.to, got, tt.want)
+		}
+	}
+}

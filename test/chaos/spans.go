@@ -40,8 +40,12 @@ func (f *findings) downtime(but ...string) (down spans) {
 // explains reports whether something was wrong at a time, or within a while
 // after it.
 func (s spans) explains(t time.Time, while time.Duration) bool {
-	from, to := t.Add(-time.Second).UnixNano(), t.Add(while).UnixNano()
-	return slices.ContainsFunc(s, func(d [2]int64) bool { return d[0] < to && d[1] > from })
+	return s.meet(t.Add(-time.Second), t.Add(while))
+}
+
+// meet reports whether something was wrong in part of a time.
+func (s spans) meet(from, to time.Time) bool {
+	return slices.ContainsFunc(s, func(d [2]int64) bool { return d[0] < to.UnixNano() && d[1] > from.UnixNano() })
 }
 
 // quiet is the longest that nothing was wrong between two times.

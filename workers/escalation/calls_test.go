@@ -11,6 +11,7 @@ import (
 	"parley/bus/bustest"
 	policy "parley/escalation"
 	"parley/subjects"
+	"parley/subjects/fleet"
 	"parley/workers/escalation"
 )
 
@@ -43,4 +44,28 @@ func TestCallNamesTheOldest(t *testing.T) {
 			t.Errorf("of %d tasks it omits %d and names (-want +got):\n%s", m.Count, m.Omitted, diff)
 		}
 	})
+}
+
+// TestAlertsOfOneTaskGo: an alert that can never come again is kept for a week
+// and no longer; those that can are kept with their number.
+func TestAlertsOfOneTaskGo(t *testing.T) {
+	t.Parallel()
+	for group, want := range map[string]string{"task": "604800s", "agent": ""} {
+		t.Run(group, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, bustest.New(t))
+			w.worker(escalation.Config{Chain: quick("oncall"), GroupBy: []string{group}})
+			w.wait("t", "a", subjects.CodeAgentError)
+			w.only(1, 1)
+			w.goOn("t")
+			bustest.Eventually(t, "the alert is over", func() bool { return w.list()[0].State == fleet.AlertResolved })
+			msgs, _, err := w.bus.History(t.Context(), "KV_"+subjects.BucketAlerts, "$KV."+subjects.BucketAlerts+".alert.*", 1, 1)
+			if err != nil || len(msgs) != 1 {
+				t.Fatalf("%d alerts, %v", len(msgs), err)
+			}
+			if ttl := msgs[0].Header.Get("Nats-TTL"); ttl != want {
+				t.Errorf("kept for %q, want %q", ttl, want)
+			}
+		})
+	}
 }

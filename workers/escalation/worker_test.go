@@ -88,30 +88,6 @@ func lines(t *testing.T, path string) []string {
 	return strings.FieldsFunc(string(data), func(r rune) bool { return r == '\n' })
 }
 
-// TestAlertsOfOneTaskGo: an alert that can never come again is kept for a week
-// and no longer; those that can are kept with their number.
-func TestAlertsOfOneTaskGo(t *testing.T) {
-	t.Parallel()
-	for group, want := range map[string]string{"task": "604800s", "agent": ""} {
-		t.Run(group, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, bustest.New(t))
-			w.worker(escalation.Config{Chain: quick("oncall"), GroupBy: []string{group}})
-			w.wait("t", "a", subjects.CodeAgentError)
-			w.only(1, 1)
-			w.goOn("t")
-			bustest.Eventually(t, "the alert is over", func() bool { return w.list()[0].State == fleet.AlertResolved })
-			msgs, _, err := w.bus.History(t.Context(), "KV_"+subjects.BucketAlerts, "$KV."+subjects.BucketAlerts+".alert.*", 1, 1)
-			if err != nil || len(msgs) != 1 {
-				t.Fatalf("%d alerts, %v", len(msgs), err)
-			}
-			if ttl := msgs[0].Header.Get("Nats-TTL"); ttl != want {
-				t.Errorf("kept for %q, want %q", ttl, want)
-			}
-		})
-	}
-}
-
 // TestOneAlertForOneCause: tasks that fail alike are one call and one answer,
 // with several workers as with one.
 func TestOneAlertForOneCause(t *testing.T) {
