@@ -83,8 +83,11 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (a
 	if d.TaskID == "" {
 		d.TaskID = subjects.RunID("run-" + strings.ToLower(rand.Text()[:16]))
 	}
-	if err = w.roomForMore(ctx); err != nil {
-		return nil, err
+	if full := w.roomForMore(ctx); full != nil {
+		if s, err := w.begun(ctx, from, d); err == nil {
+			return s, nil // it needs none
+		}
+		return nil, full
 	}
 	now := w.now()
 	r := &run.Record{
@@ -109,9 +112,14 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (a
 		}
 		return &run.Started{RunID: r.RunID, State: r.State}, nil
 	}
-	was, _, err := w.last(ctx, from, r.RunID)
+	return w.begun(ctx, from, d)
+}
+
+// begun answers who starts d again.
+func (w *Worker) begun(ctx context.Context, from subjects.AgentID, d *run.Definition) (any, error) {
+	was, _, err := w.last(ctx, from, d.TaskID)
 	if subjects.CodeOf(err) == subjects.CodeNotFound || err == nil && !same(&was.Definition, d) {
-		return nil, subjects.Errorf(subjects.CodeIdempotencyConflict, "there is another run %q", r.RunID).At("/task_id").
+		return nil, subjects.Errorf(subjects.CodeIdempotencyConflict, "there is another run %q", d.TaskID).At("/task_id").
 			WithRemedy("leave task_id out, or choose another one")
 	}
 	if err != nil {

@@ -50,6 +50,9 @@ func TestRoomForRunsUnderWay(t *testing.T) {
 	if e := subjects.AsError(err); e == nil || e.Code != subjects.CodeRateLimited || e.RetryAfterSeconds <= 0 {
 		t.Errorf("start = %v, want rate_limited, and when to repeat it", err)
 	}
+	if again, err := ask[run.Started](t, b, "start", fmt.Appendf(nil, chain, "held")); err != nil || again.RunID != id || !again.Duplicate {
+		t.Errorf("start of what was begun = %+v, %v, want a duplicate of %s", again, err, id)
+	}
 	k.change(func() {
 		k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) { return said("did " + d.Brief), true }
 	})

@@ -138,6 +138,10 @@ func service[T any](ctx context.Context, b *bus.Bus, name string) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
+	return figuresOf[T](name, told)
+}
+
+func figuresOf[T any](name string, told []bus.ServiceFigures) ([]T, error) {
 	list := make([]T, len(told))
 	for i, s := range told {
 		if err := json.Unmarshal(s.Data, &list[i]); err != nil {
@@ -167,18 +171,19 @@ func addTasks(ctx context.Context, b *bus.Bus, as *answers) error {
 	return nil
 }
 
+// addWebhooks shows each worker's counts by themselves: a sum would fall as one
+// of them goes, which looks like a counter that began anew.
 func addWebhooks(ctx context.Context, b *bus.Bus, as *answers) error {
-	list, err := service[fleet.WebhookFigures](ctx, b, "webhooks")
+	told, err := b.ServiceFigures(ctx, "webhooks")
 	if err != nil {
 		return err
 	}
-	var f fleet.Figures
-	for i := range list {
-		f.AddWebhooks(&list[i])
+	list, err := figuresOf[fleet.WebhookFigures]("webhooks", told)
+	for i, f := range list {
+		as.add("parley_webhook_deliveries_total", float64(f.Succeeded), told[i].ID, "success")
+		as.add("parley_webhook_deliveries_total", float64(f.Failed), told[i].ID, "failure")
 	}
-	as.add("parley_webhook_deliveries_total", float64(f.Webhooks.Succeeded), "success")
-	as.add("parley_webhook_deliveries_total", float64(f.Webhooks.Failed), "failure")
-	return nil
+	return err
 }
 
 // addAgents shows what the registry says that knows most: they all know the

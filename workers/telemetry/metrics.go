@@ -72,8 +72,8 @@ func Metrics() []Metric {
 		fleet("parley_alerts", "Open alerts about them."),
 		fleet("parley_change_log_failures", "Lines that could not be written to CHANGE.log since the workers began."),
 		{
-			Name: "parley_webhook_deliveries_total", Type: typeCounter, Labels: []string{"result"}, Fleet: true,
-			Help: "HTTP exchanges of webhooks that have ended.",
+			Name: "parley_webhook_deliveries_total", Type: typeCounter, Labels: []string{"id", "result"}, Fleet: true,
+			Help: "HTTP exchanges of webhooks that have ended, by the worker that made them.",
 		},
 		fleet("parley_workers", "Workers that answer; 0 where none of that kind does.", "worker"),
 		fleet("parley_source_up", "Whether what the gauges come from answered: jetstream, the workers together, or those of a kind.", "source"),

@@ -154,6 +154,7 @@ func TestGaugesAreAsked(t *testing.T) {
 	serve("fleet", "router", tasks)
 	serve("fleet", "router", fleet.TaskFigures{Queued: 1, States: map[fleet.State]int{fleet.StateQueued: 1}})
 	serve("webhooks", "webhooks", fleet.WebhookFigures{Succeeded: 3, Failed: 1})
+	serve("webhooks", "webhooks", fleet.WebhookFigures{Succeeded: 5})
 	serve("registry", "registry", fleet.AgentFigures{
 		Agents: []fleet.AgentCount{{State: fleet.AgentIdle, Tier: "opus", N: 2}},
 		MCP:    []fleet.MCPCount{{Name: "git\xff", Health: "ok", N: 2}},
@@ -162,10 +163,10 @@ func TestGaugesAreAsked(t *testing.T) {
 	for _, want := range []string{
 		`parley_tasks{state="queued"} 4`, `parley_tasks{state="working"} 2`, `parley_leases 2`,
 		`parley_queue_depth{class="mcp=\"a\""} 3`, `parley_queue_oldest_seconds{class="mcp=\"a\""} 7.5`,
-		`parley_workers{worker="router"} 2`, `parley_workers{worker="escalation"} 0`, `parley_workers{worker="webhooks"} 1`,
+		`parley_workers{worker="router"} 2`, `parley_workers{worker="escalation"} 0`, `parley_workers{worker="webhooks"} 2`,
 		`parley_workers{worker="telemetry"} 1`, `parley_workers{worker="gateway"} 0`, `parley_source_up{source="workers"} 1`,
 		`parley_source_up{source="router"} 1`, `parley_source_up{source="escalation"} 0`, `parley_source_up{source="jetstream"} 1`,
-		`parley_webhook_deliveries_total{result="success"} 3`, `parley_webhook_deliveries_total{result="failure"} 1`,
+		`result="success"} 3`, `result="success"} 5`, `result="failure"} 1`,
 		`parley_agents{state="idle",tier="opus"} 2`, `parley_mcp_servers{health="ok",name="git�"} 2`,
 		`parley_stream_messages{stream="FLEET_TASKS"} 0`, `parley_consumer_pending{consumer="routers",stream="FLEET_INBOX"} 0`,
 		`parley_build_info{goversion="go1.`, `version="1.2.3"} 1`,
