@@ -99,14 +99,24 @@ func (f *findings) checkClocks() {
 	}
 	known := map[string]bool{}
 	for _, o := range f.ops {
-		if o.Op != "schedule" || !o.ok() {
+		if o.Op != "schedule" {
 			continue
 		}
-		f.counts["schedules"]++
 		about := o.Client + "." + o.ID
 		r := records[about]
 		var c clockwork
-		if err := json.Unmarshal(o.Body, &c); err != nil || r == nil {
+		err := json.Unmarshal(o.Body, &c)
+		if !o.ok() {
+			// It was created after all, if it is there.
+			if err == nil && r != nil {
+				for _, t := range r.ticks(&c) {
+					known[r.id(o.ID, t)] = true
+				}
+			}
+			continue
+		}
+		f.counts["schedules"]++
+		if err != nil || r == nil {
 			f.fault("S schedules", about, "it was acknowledged, and has no record (%v)", err)
 			continue
 		}

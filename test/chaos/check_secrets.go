@@ -13,7 +13,7 @@ import (
 
 // checkSecrets checks that nobody is told what is another's: an offer has the
 // words of its task and of its session alone, and who asks for what is not his
-// hears that it does not exist.
+// hears that it does not exist, or that nobody can say just now.
 func (f *findings) checkSecrets() {
 	sessions, words := map[string][]string{}, map[string][]string{} // by session, by task
 	for _, o := range f.ops {
@@ -56,7 +56,7 @@ func (f *findings) checkSecrets() {
 			f.fault("16 secrets", o.ID, "%s, whose it is not, was answered %s: %.200s", o.Client, o.Text, o.end.Body)
 		case o.ok() && (bytes.Contains(o.end.Body, []byte(`"`+o.ID+`"`)) || bytes.Contains(o.end.Body, []byte(wordOf("")))):
 			f.fault("16 secrets", o.ID, "%s has it in the answer to %s: %.200s", o.Client, o.Text, o.end.Body)
-		case o.end.What == wasFail && o.end.Code != "not_found":
+		case o.end.What == wasFail && o.end.Code != "not_found" && o.end.Code != "unavailable":
 			f.fault("16 secrets", o.ID, "%s asked for %s and was told %s, not that it does not exist", o.Client, o.Text, o.end.Code)
 		}
 	}

@@ -74,10 +74,20 @@ func good(t *testing.T) *findings {
 		{line: line{Client: "curious", Op: "pry", ID: "t", Text: "task get"}, end: line{What: wasFail, ID: "t", Code: "not_found"}, from: at(3), to: at(4)},
 		{line: line{Client: "curious", Op: "pry", ID: "t", Text: "task list"}, end: line{What: wasOK, ID: "t", Body: []byte(`{"tasks":[]}`)}, from: at(3), to: at(4)},
 	}
+	// One that is told nothing, and a schedule that was stored after all.
+	f.ops = slices.Insert(f.ops, 4,
+		&op{line: line{Client: "curious", Op: "pry", ID: "t", Text: "task get"}, end: line{What: wasFail, ID: "t", Code: "unavailable"}, from: at(4), to: at(5)},
+		&op{line: line{Client: "clock0", Op: "schedule", ID: "o", Body: body(clockwork{At: new(morning)})}, end: line{What: "info", ID: "o"}, from: at(0), to: at(1)},
+	)
+	once := clockRecord{From: "clock0", Generation: 1, Created: morning, State: "ended", Reckoned: morning, Begun: 1}
+	f.records[once.id("o", morning)] = []rig.Record{record(once.id("o", morning), 1, "queued", "queued", 0)}
+	f.records[once.id("o", morning)][0].Facts.From = "clock0"
 	f.dumps["FLEET_MESH_STATE"] = []message{{Subject: "fleet.meshstate.pen.m", Data: []byte(`{"state":"processed"}`)}}
 	f.dumps["FLEET_RUNS"] = []message{{Subject: "fleet.run.r", Data: []byte(`{"state":"done"}`)}}
 	clock := clockRecord{From: "clock0", Generation: 1, Created: morning, State: "paused", Reckoned: morning.Add(20 * time.Second), Begun: 2}
-	f.dumps["KV_FLEET_SCHEDULES"] = []message{{Subject: "$KV.FLEET_SCHEDULES.clock0.s", Data: body(clock)}}
+	f.dumps["KV_FLEET_SCHEDULES"] = []message{
+		{Subject: "$KV.FLEET_SCHEDULES.clock0.s", Data: body(clock)}, {Subject: "$KV.FLEET_SCHEDULES.clock0.o", Data: body(once)},
+	}
 	for i := range 2 {
 		id := clock.id("s", morning.Add(time.Duration(10*(i+1))*time.Second))
 		r := record(id, 1, "queued", "queued", 0)

@@ -5,11 +5,14 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"strings"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // forger is who says what nobody should believe.
@@ -43,7 +46,11 @@ func (n *nemesis) garbage(f fault) error {
 			if strings.HasPrefix(m.subject, "fleet.mesh."+agent) && len(body) > 1000 {
 				continue // letters that are too long are many bytes for nothing
 			}
-			if err := n.c.nc.PublishRequest(m.subject, n.c.nc.NewInbox(), []byte(body)); err != nil {
+			err := n.c.nc.PublishRequest(m.subject, n.c.nc.NewInbox(), []byte(body))
+			if errors.Is(err, nats.ErrReconnectBufExceeded) {
+				return nil // no server is there to hear it
+			}
+			if err != nil {
 				return err
 			}
 		}

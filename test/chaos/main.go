@@ -31,6 +31,7 @@ type settings struct {
 	plant  string
 	only   string
 	lose   string
+	faults int
 	kinds  int
 	tasks  int
 	lazy   bool
@@ -58,6 +59,7 @@ func main() {
 	flag.StringVar(&s.plant, "plant", "", "a bug to plant, see bus/plant")
 	flag.StringVar(&s.only, "only", "", "kinds of faults, comma separated; absent: all; none for none")
 	flag.StringVar(&s.lose, "lose", "97", "of so many writes of each worker one is done and its writer told that it timed out; 0 for none")
+	flag.IntVar(&s.faults, "faults", 0, "fewer faults than this prove nothing")
 	flag.IntVar(&s.kinds, "kinds", 0, "fewer kinds of faults than this prove nothing; a new seed is one whose plan has them, and some more")
 	flag.IntVar(&s.tasks, "tasks", 0, "fewer tasks than this prove nothing")
 	flag.BoolVar(&s.lazy, "lazy", false, "servers that acknowledge before they flush: shows what is lost then")
@@ -323,8 +325,9 @@ func (s *settings) report(f *findings) error {
 	if f.counts["acknowledged dispatches"] == 0 {
 		return errors.New("nothing was acknowledged: this run proves nothing")
 	}
-	if len(f.done()) < s.kinds || f.counts["tasks"] < s.tasks {
-		return fmt.Errorf("%d kinds of faults and %d tasks prove too little: at least %d and %d were asked for", len(f.done()), f.counts["tasks"], s.kinds, s.tasks)
+	if by, faults := f.done(); faults < s.faults || len(by) < s.kinds || f.counts["tasks"] < s.tasks {
+		return fmt.Errorf("%d faults of %d kinds and %d tasks prove too little: at least %d of %d and %d were asked for",
+			faults, len(by), f.counts["tasks"], s.faults, s.kinds, s.tasks)
 	}
 	return nil
 }

@@ -318,22 +318,20 @@ func same(sums map[string]string) bool {
 }
 
 // done is how often each kind of fault happened.
-func (f *findings) done() map[string]int {
-	by := map[string]int{}
+func (f *findings) done() (by map[string]int, all int) {
+	by = map[string]int{}
 	for _, o := range f.faults {
 		if o.Op != quietKind {
 			by[o.Op]++
+			all++
 		}
 	}
-	return by
+	return by, all
 }
 
 // summary says what was looked at.
 func (f *findings) summary() {
-	by, all := f.done(), 0
-	for _, n := range by {
-		all += n
-	}
+	by, all := f.done()
 	from, to := f.span()
 	say("in %s %d faults of %d kinds; %d tasks (%d acknowledged dispatches), %.0f a second; %d violations", to.Sub(from).Round(time.Second),
 		all, len(by), f.counts["tasks"], f.counts["acknowledged dispatches"], float64(f.counts["tasks"])/max(to.Sub(from).Seconds(), 1), len(f.found))
