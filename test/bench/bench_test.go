@@ -22,7 +22,7 @@ func TestBench(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	err := bench(t.Context(), []string{
-		"-quick", "-json", "-only", "throughput,crowd,match", "-profiles", r1Lazy, "-tasks", "400", "-queued", "300", "-dir", t.TempDir(),
+		"-quick", "-json", "-only", "throughput,crowd,match", "-profiles", r1Lazy + "," + r1Sync, "-tasks", "400", "-queued", "300", "-dir", t.TempDir(),
 	}, &out, t.Output())
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestBench(t *testing.T) {
 			t.Errorf("a run came to nothing: %s", line)
 		}
 	}
-	if want := 3 + 3; measured["run"] != want { // of throughput and of crowd
+	if want := 3 + 5 + 3; measured["run"] != want { // of throughput, of it with sync, and of crowd
 		t.Errorf("%s, want %d runs", fmt.Sprint(measured), want)
 	}
 }

@@ -26,6 +26,7 @@ type lean struct {
 	produce, route, settle jetstream.JetStream
 
 	consume jetstream.ConsumeContext
+	group   *group        // nil where each record is written by itself
 	slots   chan struct{} // of the agent
 	next    atomic.Int64
 	working sync.Map // task id → chan uint64 of capacity 1: the sequence of its working record
@@ -51,7 +52,7 @@ func (l *lean) prepare(ctx context.Context, srv *servers, s spec) error {
 		}
 	}
 	stream, err := l.route.CreateStream(ctx, jetstream.StreamConfig{
-		Name: leanStream, Subjects: []string{"t.>"}, Storage: jetstream.FileStorage, Replicas: srv.replicas(),
+		Name: leanStream, Subjects: []string{"t.>"}, Storage: jetstream.FileStorage, Replicas: srv.replicas(), AllowAtomicPublish: true,
 	})
 	if err != nil {
 		return fmt.Errorf("create stream: %w", err)
@@ -68,13 +69,16 @@ func (l *lean) prepare(ctx context.Context, srv *servers, s spec) error {
 	if err := errors.Join(l.agent.Flush(), l.settler.Flush()); err != nil {
 		return fmt.Errorf("flush: %w", err)
 	}
+	if s.Commit == "grouped" {
+		return l.inGroups()
+	}
 	consumer, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
 		Durable: "router", FilterSubject: "t.*.new", AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: s.InFlight,
 	})
 	if err != nil {
 		return fmt.Errorf("create consumer: %w", err)
 	}
-	l.consume, err = consumer.Consume(func(m jetstream.Msg) { l.wg.Go(func() { l.offer(m) }) },
+	l.consume, err = consumer.Consume(func(m jetstream.Msg) { l.wg.Go(func() { l.onNew(m) }) },
 		jetstream.PullMaxMessages(s.InFlight))
 	if err != nil {
 		return fmt.Errorf("consume: %w", err)
@@ -94,6 +98,9 @@ func expecting(subject string, data []byte, seq uint64) *nats.Msg {
 }
 
 func (l *lean) dispatch(ctx context.Context, n, inFlight int) error {
+	if l.group != nil {
+		return inParallel(n, inFlight, l.submit)
+	}
 	window := make(chan jetstream.PubAckFuture, inFlight)
 	failed := make(chan error, 1)
 	go func() {
@@ -128,6 +135,9 @@ func acknowledged(ctx context.Context, f jetstream.PubAckFuture) error {
 }
 
 func (l *lean) one(ctx context.Context) error {
+	if l.group != nil {
+		return l.submit()
+	}
 	_, err := l.produce.PublishMsg(ctx, l.newTask())
 	return err
 }
@@ -141,25 +151,31 @@ func (l *lean) seqOf(id string) chan uint64 {
 	return c.(chan uint64) //nolint:forcetypeassert // nothing else is in there
 }
 
-// offer is the router's part until the agent has the task.
-func (l *lean) offer(m jetstream.Msg) {
-	id := strings.TrimSuffix(strings.TrimPrefix(m.Subject(), "t."), ".new")
-	if _, err := l.router.Request("offer."+id, m.Data(), 10*time.Second); err != nil {
-		l.broken(fmt.Errorf("offer: %w", err))
-		return
-	}
-	seq, err := write(l.route, expecting("t."+id+".st", []byte(`{"state":"working"}`), 0))
-	if err != nil {
-		l.broken(fmt.Errorf("record working: %w", err))
-		return
-	}
-	l.seqOf(id) <- seq
+// onNew is the router's part until the agent has the task.
+func (l *lean) onNew(m jetstream.Msg) {
+	l.offer(strings.TrimSuffix(strings.TrimPrefix(m.Subject(), "t."), ".new"), m.Data())
 	if err := m.Ack(); err != nil {
 		l.broken(fmt.Errorf("ack: %w", err))
 	}
 }
 
-func write(js jetstream.JetStream, m *nats.Msg) (uint64, error) {
+func (l *lean) offer(id string, data []byte) {
+	if _, err := l.router.Request("offer."+id, data, 10*time.Second); err != nil {
+		l.broken(fmt.Errorf("offer: %w", err))
+		return
+	}
+	seq, err := l.write(l.route, expecting("t."+id+".st", []byte(`{"state":"working"}`), 0))
+	if err != nil {
+		l.broken(fmt.Errorf("record working: %w", err))
+		return
+	}
+	l.seqOf(id) <- seq
+}
+
+func (l *lean) write(js jetstream.JetStream, m *nats.Msg) (uint64, error) {
+	if l.group != nil {
+		return l.group.write(m)
+	}
 	f, err := js.PublishMsgAsync(m)
 	if err != nil {
 		return 0, err
@@ -195,7 +211,7 @@ func (l *lean) onResult(m *nats.Msg) {
 	id := strings.TrimPrefix(m.Subject, "result.")
 	seq := <-l.seqOf(id)
 	l.working.Delete(id)
-	if _, err := write(l.settle, expecting("t."+id+".st", m.Data, seq)); err != nil {
+	if _, err := l.write(l.settle, expecting("t."+id+".st", m.Data, seq)); err != nil {
 		l.broken(fmt.Errorf("record done: %w", err))
 		return
 	}
@@ -222,6 +238,10 @@ func (l *lean) verify(ctx context.Context) (int, error) {
 func (l *lean) close() {
 	if l.consume != nil {
 		l.consume.Stop()
+	}
+	if l.group != nil {
+		l.wg.Wait()
+		l.group.close()
 	}
 	for _, nc := range []*nats.Conn{l.producer, l.router, l.settler, l.agent} {
 		if nc != nil {

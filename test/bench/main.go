@@ -136,8 +136,12 @@ func partNames() string {
 
 // spec is the throughput run of role on profile.
 func (o options) spec(role, profile string) spec {
+	commit := o.commit
+	if role == roleLean {
+		commit = "direct"
+	}
 	return spec{
-		Role: role, Profile: profile, Commit: o.commit, Tasks: o.tasks, InFlight: o.inFlight,
+		Role: role, Profile: profile, Commit: commit, Tasks: o.tasks, InFlight: o.inFlight,
 		Routers: o.routers, Agents: o.agents, Classes: 1, Base: o.base, Tuned: role != roleLean,
 	}
 }

@@ -41,7 +41,7 @@ type spec struct {
 
 	Role     string  `json:"role"`
 	Profile  string  `json:"profile"`
-	Commit   string  `json:"commit"` // fleet: auto, direct or grouped
+	Commit   string  `json:"commit"` // auto, direct or grouped; the floor: direct or grouped
 	Tasks    int     `json:"tasks"`  // of the throughput run
 	Rate     float64 `json:"rate"`   // per second; not 0: measure latency instead
 	InFlight int     `json:"in_flight"`
