@@ -14,6 +14,7 @@ BENCH    ?= .
 CHAOS_TIME ?= 1h
 CHAOS_SEED ?= 0
 CHAOS_RATE ?= 0
+CHAOS_FLAGS ?=
 # The race detector needs a C compiler. Without one the tests run without it, and say so.
 RACE     ?= $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 
@@ -104,7 +105,7 @@ bench: ## Run the benchmarks that match BENCH, then the benchmark program if the
 
 .PHONY: chaos
 chaos: ## Break a cluster for CHAOS_TIME (1h) and prove that nothing is lost; CHAOS_SEED repeats a run
-	go run ./test/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -rate $(CHAOS_RATE)
+	go run ./test/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -rate $(CHAOS_RATE) $(CHAOS_FLAGS)
 
 .PHONY: chaos-planted
 chaos-planted: ## Plant every known bug in turn, and see that the chaos suite finds it
