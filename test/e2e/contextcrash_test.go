@@ -31,17 +31,10 @@ var (
 // once, under the version that it was acknowledged with; so is the result of a
 // task, and the line of each in the audit, whose chain holds.
 func TestContextCrash(t *testing.T) {
-	crashBinary(t) // before the clocks run
 	for worker, points := range map[string][]string{"sessions": sessionPoints, "audit": auditPoints} {
-		for _, point := range append(points, lostAcks) {
-			if *pointFlag != "" && point != *pointFlag {
-				continue
-			}
-			t.Run(worker+"/"+point, func(t *testing.T) {
-				t.Parallel()
-				crashContext(t, worker, point)
-			})
-		}
+		t.Run(worker, func(t *testing.T) {
+			sweep(t, points, func(t *testing.T, point string) { crashContext(t, worker, point) })
+		})
 	}
 }
 

@@ -123,8 +123,8 @@ func TestCrashPoints(t *testing.T) {
 			swept[name] = true
 		}
 	}
-	// TestWebhookCrash, TestEscalation, TestScheduleCrash, TestRunCrash, TestContextCrash
-	for _, p := range slices.Concat(webhookPoints, escalationPoints, schedulePoints, runPoints, sessionPoints, auditPoints) {
+	// TestWebhookCrash, TestEscalation, TestScheduleCrash, TestRunCrash, TestContextCrash, TestMeshCrash, TestPushCrash, TestA2ECrash
+	for _, p := range slices.Concat(webhookPoints, escalationPoints, schedulePoints, runPoints, sessionPoints, auditPoints, meshPoints, pushPoints, a2ePoints) {
 		name, _, _ := strings.Cut(p, ":")
 		swept[name] = true
 	}

@@ -280,7 +280,7 @@ func (f *testFleet) checkEscalation(ctx context.Context, h *human) {
 // alertEvents are the kinds of what happened to alerts.
 func (f *testFleet) alertEvents(ctx context.Context, js jetstream.JetStream) ([]string, error) {
 	var kinds []string
-	err := f.eachOf(ctx, js, "fleet.alert.*", func(m *jetstream.RawStreamMsg) error {
+	err := f.eachOf(ctx, js, "FLEET_ESCALATIONS", "fleet.alert.*", func(m *jetstream.RawStreamMsg) error {
 		var e struct {
 			Event string `json:"event"`
 		}
@@ -294,7 +294,7 @@ func (f *testFleet) alertEvents(ctx context.Context, js jetstream.JetStream) ([]
 // levels are those of the escalations that were kept, in order.
 func (f *testFleet) levels(ctx context.Context, js jetstream.JetStream) ([]string, error) {
 	var levels []string
-	err := f.eachOf(ctx, js, "fleet.escalation.*.*", func(m *jetstream.RawStreamMsg) error {
+	err := f.eachOf(ctx, js, "FLEET_ESCALATIONS", "fleet.escalation.*.*", func(m *jetstream.RawStreamMsg) error {
 		levels = append(levels, strings.Split(m.Subject, ".")[2])
 		return nil
 	})
@@ -302,9 +302,9 @@ func (f *testFleet) levels(ctx context.Context, js jetstream.JetStream) ([]strin
 	return levels, err
 }
 
-// eachOf visits the messages of FLEET_ESCALATIONS on subject.
-func (f *testFleet) eachOf(ctx context.Context, js jetstream.JetStream, subject string, visit func(*jetstream.RawStreamMsg) error) error {
-	s, err := js.Stream(ctx, "FLEET_ESCALATIONS")
+// eachOf visits the messages of a stream on subject.
+func (f *testFleet) eachOf(ctx context.Context, js jetstream.JetStream, stream, subject string, visit func(*jetstream.RawStreamMsg) error) error {
+	s, err := js.Stream(ctx, stream)
 	if err != nil {
 		return err
 	}

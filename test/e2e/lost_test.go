@@ -43,6 +43,25 @@ func TestLostAcknowledgements(t *testing.T) {
 // is told of the first try of every write that it timed out.
 const lostAcks = "lost acknowledgements"
 
+// sweep plays something once for each of the points at which a worker dies, and
+// once with one that loses acknowledgements.
+func sweep(t *testing.T, points []string, play func(t *testing.T, point string)) {
+	t.Helper()
+	crashBinary(t) // before the clocks run
+	two := make(chan struct{}, 2)
+	for _, point := range append(slices.Clip(points), lostAcks) {
+		if *pointFlag != "" && point != *pointFlag {
+			continue
+		}
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			two <- struct{}{}
+			defer func() { <-two }()
+			play(t, point)
+		})
+	}
+}
+
 // crashEnv is the setting that has a worker of crashBinary die at point.
 func crashEnv(point string) string {
 	if point == lostAcks {

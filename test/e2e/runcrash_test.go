@@ -49,43 +49,36 @@ func (c *crew) Handle(ctx context.Context, t *agent.Task) (fleet.Result, error) 
 // one take over, or lose acknowledgements: no node is done twice, no result is lost, and a node that fails
 // ends when all that was begun of it has, whoever began it.
 func TestRunCrash(t *testing.T) {
-	crashBinary(t) // before the clocks run
-	for _, point := range append(runPoints, lostAcks) {
-		if *pointFlag != "" && point != *pointFlag {
-			continue
-		}
-		t.Run(point, func(t *testing.T) {
-			t.Parallel()
-			f := newFleet(t, "registry,router,sessions")
-			c := &crew{held: make(chan struct{}), done: map[string]int{}}
-			f.man(t, c)
-			first := f.serve("runs-1", crashBinary(t), "runs", nil, crashEnv(point))
-			f.askRun(t, "start", []byte(`{"task_id":"r","agents":[
+	sweep(t, runPoints, func(t *testing.T, point string) {
+		f := newFleet(t, "registry,router,sessions")
+		c := &crew{held: make(chan struct{}), done: map[string]int{}}
+		f.man(t, c)
+		first := f.serve("runs-1", crashBinary(t), "runs", nil, crashEnv(point))
+		f.askRun(t, "start", []byte(`{"task_id":"r","agents":[
 				{"id":"a","brief":"a","dependencies":[]},
 				{"id":"b","brief":"b ${a}","dependencies":["a"]},
 				{"id":"e","brief":"item ${index}","dependencies":["b"],"max_retries":0,"fan_out":{"items":[0,0,0,0,0,0]}}]}`))
-			if dies(t, first, point) {
-				f.serve("runs-2", parleyBinary(t), "runs", nil)
+		if dies(t, first, point) {
+			f.serve("runs-2", parleyBinary(t), "runs", nil)
+		}
+		f.askRun(t, "get", []byte(`{"run_id":"r"}`))
+		if point == "after_run_chunk" {
+			// Time to end the node too early.
+			pause := time.NewTimer(time.Second)
+			<-pause.C
+		}
+		close(c.held)
+		var rec *run.Record
+		until(t, "the end of the run", func() bool {
+			var err error
+			if rec, err = run.DecodeRecord(f.askRun(t, "get", []byte(`{"run_id":"r"}`))); err != nil {
+				t.Fatal(err)
 			}
-			f.askRun(t, "get", []byte(`{"run_id":"r"}`))
-			if point == "after_run_chunk" {
-				// Time to end the node too early.
-				pause := time.NewTimer(time.Second)
-				<-pause.C
-			}
-			close(c.held)
-			var rec *run.Record
-			until(t, "the end of the run", func() bool {
-				var err error
-				if rec, err = run.DecodeRecord(f.askRun(t, "get", []byte(`{"run_id":"r"}`))); err != nil {
-					t.Fatal(err)
-				}
-				return rec.State.Ended()
-			})
-			checkCrew(t, f, c, rec)
-			checkLost(t, first, point, "fleet.run.")
+			return rec.State.Ended()
 		})
-	}
+		checkCrew(t, f, c, rec)
+		checkLost(t, first, point, "fleet.run.")
+	})
 }
 
 func checkCrew(t *testing.T, f *testFleet, c *crew, rec *run.Record) {

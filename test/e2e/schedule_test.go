@@ -189,39 +189,32 @@ func TestScheduleWithoutItsSession(t *testing.T) {
 // TestScheduleCrash has the schedules worker die at every one of its steps, and
 // another one take over, or lose acknowledgements: there is one task, and it is done.
 func TestScheduleCrash(t *testing.T) {
-	crashBinary(t) // before the clocks run
-	for _, point := range append(schedulePoints, lostAcks) {
-		if *pointFlag != "" && point != *pointFlag {
-			continue
+	sweep(t, schedulePoints, func(t *testing.T, point string) {
+		f := newFleet(t, "registry,router")
+		isa := &sleeper{done: map[string]int{}}
+		f.man(t, isa)
+		first := f.serve("schedules-1", crashBinary(t), "schedules", nil, crashEnv(point))
+		f.says(t, "schedule", "create", "s", "--at", "2s", "dispatch", writeFile(t, f.dir, "brief", "look"))
+		if dies(t, first, point) {
+			f.serve("schedules-2", parleyBinary(t), "schedules", nil)
 		}
-		t.Run(point, func(t *testing.T) {
-			t.Parallel()
-			f := newFleet(t, "registry,router")
-			isa := &sleeper{done: map[string]int{}}
-			f.man(t, isa)
-			first := f.serve("schedules-1", crashBinary(t), "schedules", nil, crashEnv(point))
-			f.says(t, "schedule", "create", "s", "--at", "2s", "dispatch", writeFile(t, f.dir, "brief", "look"))
-			if dies(t, first, point) {
-				f.serve("schedules-2", parleyBinary(t), "schedules", nil)
-			}
-			var v *schedule.View
-			until(t, "the end of the schedule", func() bool {
-				v = f.schedule(t, "s")
-				return v.State == schedule.Ended && v.Last.Begun != nil
-			})
-			if v.Begun != 1 || v.Missed != 0 || v.Last.ID != v.Due(*v.Definition.At).ID {
-				t.Errorf("it stands at %+v", v.Record)
-			}
-			f.says(t, "task", "wait", v.Last.ID)
-			if tasks, _ := isa.count(); tasks != 1 {
-				t.Errorf("%d tasks were done, want 1", tasks)
-			}
-			if list := f.says(t, "task", "ls", "-o", "json"); strings.Count(list, `"`+string(subjects.TaskID(v.Last.ID))+`"`) != 1 || strings.Count(list, `"task_id"`) != 1 {
-				t.Errorf("the tasks are %s", list)
-			}
-			checkLost(t, first, point, "$KV.FLEET_SCHEDULES.")
+		var v *schedule.View
+		until(t, "the end of the schedule", func() bool {
+			v = f.schedule(t, "s")
+			return v.State == schedule.Ended && v.Last.Begun != nil
 		})
-	}
+		if v.Begun != 1 || v.Missed != 0 || v.Last.ID != v.Due(*v.Definition.At).ID {
+			t.Errorf("it stands at %+v", v.Record)
+		}
+		f.says(t, "task", "wait", v.Last.ID)
+		if tasks, _ := isa.count(); tasks != 1 {
+			t.Errorf("%d tasks were done, want 1", tasks)
+		}
+		if list := f.says(t, "task", "ls", "-o", "json"); strings.Count(list, `"`+string(subjects.TaskID(v.Last.ID))+`"`) != 1 || strings.Count(list, `"task_id"`) != 1 {
+			t.Errorf("the tasks are %s", list)
+		}
+		checkLost(t, first, point, "$KV.FLEET_SCHEDULES.")
+	})
 }
 
 func writeFile(tb testing.TB, dir, name, text string) string {

@@ -84,19 +84,7 @@ func (f *testFleet) webhooks(name, binary string, h *hook, env ...string) *proce
 // The receiver hears of each delivery,
 // in order, under one id, and nothing is left in the outbox.
 func TestWebhookCrash(t *testing.T) {
-	crashBinary(t) // before the clocks run
-	two := make(chan struct{}, 2)
-	for _, point := range append(webhookPoints, lostAcks) {
-		if *pointFlag != "" && point != *pointFlag {
-			continue
-		}
-		t.Run(point, func(t *testing.T) {
-			t.Parallel()
-			two <- struct{}{}
-			defer func() { <-two }()
-			crashWebhook(t, point)
-		})
-	}
+	sweep(t, webhookPoints, crashWebhook)
 }
 
 func crashWebhook(t *testing.T, point string) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/a2e"
 	"parley/subjects/fleet"
@@ -117,9 +118,11 @@ func (w *Worker) open(ctx context.Context, c caller, r *a2e.Request) (*session, 
 		}
 	}
 	w.notes.Tell(ctx, s.SessionID, s.AgentID, handshake.EventInit, map[string]any{"protocol": "a2e", "transport": c.how, "capabilities": r.AgentCaps})
+	crash.Point("before_a2e_session")
 	if _, err := w.sessions.Create(ctx, string(s.SessionID), fleet.MustEncode(s), 0); err != nil {
 		return nil, nil, "", unavailable(err)
 	}
+	crash.Point("after_a2e_session")
 	return s, accepted, token, nil
 }
 
@@ -275,8 +278,10 @@ func (w *Worker) change(ctx context.Context, s *session, f func(*session) (bool,
 		if changed, err := f(next); err != nil || !changed {
 			return err
 		}
+		crash.Point("before_a2e_record")
 		_, err = w.sessions.Update(ctx, string(s.SessionID), fleet.MustEncode(next), next.revision)
 		if err == nil {
+			crash.Point("after_a2e_record")
 			return nil
 		}
 		if !errors.Is(err, bus.ErrConflict) {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -305,8 +306,12 @@ func (p *pusher) tell(ctx context.Context, what string, c *pushConfig, trace fle
 	if err != nil {
 		return err
 	}
-	_, err = p.w.cfg.Bus.Store(ctx, subjects.Webhook(d.Order, d.DeliveryID), data, string(d.DeliveryID), nil)
-	return err
+	crash.Point("before_push")
+	if _, err = p.w.cfg.Bus.Store(ctx, subjects.Webhook(d.Order, d.DeliveryID), data, string(d.DeliveryID), nil); err != nil {
+		return err
+	}
+	crash.Point("after_push")
+	return nil
 }
 
 // delivery is a delivery to the receiver, without its body.
@@ -340,6 +345,7 @@ func (p *pusher) told(ctx context.Context, key string, k kept, last *fleet.Event
 	if err != nil {
 		return err
 	}
+	crash.Point("after_push_noted")
 	k.rev = rev
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -379,7 +385,9 @@ func (p *pusher) set(ctx context.Context, c *pushConfig) error {
 		if err := p.kv.Delete(ctx, key); err != nil {
 			return err
 		}
+		crash.Point("before_push_config")
 		_, err = p.kv.Create(ctx, key, fleet.MustEncode(c), max(time.Until(c.Until), time.Minute))
+		crash.Point("after_push_config")
 		if !errors.Is(err, bus.ErrExists) { // otherwise somebody has just set the same
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/mesh"
@@ -101,9 +102,11 @@ func (w *Worker) send(ctx context.Context, from subjects.AgentID, data []byte) (
 		return nil, subjects.Errorf(subjects.CodeRateLimited, "too many messages from %s", from).RetryAfter(wait).
 			WithRemedy("send fewer of them, or wait")
 	}
+	crash.Point("before_mesh_store")
 	if _, err := w.cfg.Bus.Store(ctx, subjects.Mesh(to, from), data, string(from)+"."+string(m.MessageID), nil); err != nil {
 		return nil, notStored(err)
 	}
+	crash.Point("after_mesh_store")
 	thread := m.ThreadID
 	w.mu.Lock()
 	if e := w.core.find(&entry{key: key{from, m.MessageID}, to: to, ref: m.Ref, thread: thread}); thread == "" && e != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -73,11 +74,13 @@ func (w *Worker) write(ctx context.Context, a *mesh.Ack, rev uint64) (uint64, er
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	a.Time = w.now()
+	crash.Point("before_mesh_record")
 	next, err := w.records.Write(ctx, bus.Record{
 		Subject: subjects.MeshState(a.From, string(a.MessageID)), Expected: rev, WriteID: uuid.NewString(),
 		Data: fleet.MustEncode(a), Header: bus.Header{subjects.HeaderWriter: {string(w.cfg.ID)}},
 	})
 	if err == nil {
+		crash.Point("after_mesh_record")
 		w.heard(a, next)
 	}
 	return next, err
@@ -158,6 +161,7 @@ func (w *Worker) hand(ctx context.Context, s step) error {
 		w.with(func(_ *core, now time.Time) { s.to.after = now.Add(busyFor) })
 		return err
 	}
+	crash.Point("after_mesh_hand")
 	var d mesh.Delivery
 	if err := json.Unmarshal(reply.Data, &d); err != nil || !d.OK {
 		w.refused(s, rev, busyFor)
