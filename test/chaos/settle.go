@@ -384,7 +384,7 @@ func (f *findings) gaps() {
 	longest := func(from, to int64) (gap time.Duration) {
 		for i := 1; i < len(acks); i++ {
 			if acks[i] >= from && acks[i-1] <= to {
-				gap = max(gap, time.Duration(acks[i]-acks[i-1]))
+				gap = max(gap, time.Duration(acks[i]-max(acks[i-1], from)))
 			}
 		}
 		return gap
@@ -392,13 +392,15 @@ func (f *findings) gaps() {
 	if len(acks) == 0 {
 		return
 	}
-	say("longest time without an acknowledged dispatch: %s", longest(acks[0], acks[len(acks)-1]).Round(time.Millisecond))
 	var kills []time.Duration
+	last := acks[0] // fault: what is begun after it is a straggler's
 	for _, o := range f.faults {
+		last = max(last, o.from)
 		if o.Op == killLeader {
 			kills = append(kills, longest(o.from, min(o.from+int64(10*time.Second), o.to)).Round(time.Millisecond))
 		}
 	}
+	say("longest time without an acknowledged dispatch: %s", longest(acks[0], last).Round(time.Millisecond))
 	slices.Sort(kills)
 	if n := len(kills); n > 0 {
 		say("after the kill of the stream's leader (%d times): least %s, median %s, most %s", n, kills[0], kills[n/2], kills[n-1])
