@@ -43,7 +43,9 @@ func (f *findings) checkLimits() {
 			f.fault("22 limits", o.ID, "it was refused (%s), and is stored", o.end.Code)
 		case long && o.end.Code == "payload_too_large", !long && o.end.Code == "rate_limited":
 			refused++
-		case o.end.Code == "session_expired": // its record waits on a server that does not lead yet
+		case long && o.end.Code == "rate_limited": // the disk is nearly full
+		case !long && (o.end.Code == "session_expired" || o.end.Code == "forbidden"):
+			// It began while there was nothing to be had.
 		default:
 			f.fault("22 limits", o.ID, "it was refused as %s", o.end.Code)
 		}

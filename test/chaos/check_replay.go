@@ -36,6 +36,8 @@ func (f *findings) checkCopies() {
 		case !o.ok():
 		case o.Op == "dispatch" && o.Key != "":
 			tasks[o.Client+" "+o.Key] = o.end.ID
+		case o.Op == "stream" && o.Text == "keyed":
+			tasks["a2a "+o.Key] = o.end.ID // everybody is a2a there
 		case o.Op == "append":
 			versions[o.Client+" "+o.ID+" "+o.Key] = o.end.Version
 		}

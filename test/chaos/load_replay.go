@@ -109,7 +109,7 @@ func (t *tap) hear(kind string, m *nats.Msg) {
 		return
 	}
 	c := &capture{kind: kind, msg: m}
-	if kind == "result" && bytes.Contains(m.Data, []byte(`"error"`)) {
+	if kind == "result" && bytes.Contains(m.Data, []byte(`"status":"error"`)) {
 		kind = failed
 	}
 	t.mu.Lock()

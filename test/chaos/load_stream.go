@@ -44,7 +44,7 @@ type leg struct {
 	Door  string   `json:"door"`
 	After string   `json:"after,omitempty"` // Last-Event-ID
 	Told  []string `json:"told,omitempty"`  // "ID STATE" of each event, in order; for a piece of output "ID artifact"
-	Why   string   `json:"why,omitempty"`   // it ended
+	Why   string   `json:"why,omitempty"`   // it broke
 }
 
 // listener is a client of one stream: in a hurry, slow, or one that hangs up.
@@ -163,8 +163,9 @@ func (s *listener) listen(ctx context.Context, door string) error {
 		text, err := io.ReadAll(io.LimitReader(answer.Body, 500))
 		return errors.Join(fmt.Errorf("%s: %s", answer.Status, text), err)
 	}
-	err = s.read(ctx, answer.Body, &now)
-	now.Why = fmt.Sprint(err)
+	if err = s.read(ctx, answer.Body, &now); err != nil {
+		now.Why = err.Error()
+	}
 	s.legs = append(s.legs, now)
 	return err
 }

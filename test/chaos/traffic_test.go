@@ -139,7 +139,7 @@ func TestCheckerFindsTraffic(t *testing.T) {
 		{"refused and stored", "it was refused (rate_limited), and is stored", func(f *findings) {
 			f.records[burst(f, floodMost).ID] = f.records["h"]
 		}},
-		{"refused for nothing", "it was refused as forbidden", func(f *findings) { burst(f, floodMost).end.Code = "forbidden" }},
+		{"refused for nothing", "it was refused as not_found", func(f *findings) { burst(f, floodMost).end.Code = "not_found" }},
 		{"no limit at all", "none was refused", func(f *findings) {
 			for i := range floodsMany + 2 {
 				burst(f, i).end = line{What: wasOK}
