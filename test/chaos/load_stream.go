@@ -24,7 +24,7 @@ import (
 func (l *load) streams(who string, rng *rand.Rand) {
 	var follow sync.WaitGroup
 	defer follow.Wait()
-	few := make(chan struct{}, 8)
+	few := make(chan struct{}, 16)
 	l.every(time.Second/2, func(n int) {
 		select {
 		case few <- struct{}{}:
