@@ -171,12 +171,12 @@ func (l *load) replays(rng *rand.Rand) {
 			}
 			subs = nil
 		case c := <-t.caught:
-			waits := []time.Duration{time.Duration(rng.IntN(400)), time.Duration(500 + rng.IntN(2500)), time.Duration(3000 + rng.IntN(9000))}
+			waits := []int{rng.IntN(400), 500 + rng.IntN(2500), 3000 + rng.IntN(9000)} // ms
 			room <- struct{}{}
 			follow.Go(func() {
 				defer func() { <-room }()
-				for n, d := range waits {
-					_ = pause(l.stop, d*time.Millisecond) // what is left goes out at the end
+				for n, ms := range waits {
+					_ = pause(l.stop, time.Duration(ms)*time.Millisecond) // what is left goes out at the end
 					l.replay(nc, c, n)
 				}
 			})

@@ -160,8 +160,8 @@ func (s *listener) listen(ctx context.Context, door string) error {
 	}
 	defer answer.Body.Close()
 	if !strings.HasPrefix(answer.Header.Get("Content-Type"), "text/event-stream") {
-		text, err := io.ReadAll(io.LimitReader(answer.Body, 500))
-		return errors.Join(fmt.Errorf("%s: %s", answer.Status, text), err)
+		text, rerr := io.ReadAll(io.LimitReader(answer.Body, 500))
+		return errors.Join(fmt.Errorf("%s: %s", answer.Status, text), rerr)
 	}
 	if err = s.read(ctx, answer.Body, &now); err != nil {
 		now.Why = err.Error()
