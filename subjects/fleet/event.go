@@ -148,6 +148,7 @@ type Facts struct {
 	Await       string     `json:"await,omitempty"`             // input_required: agent_question | human
 	Question    *Question  `json:"question,omitempty"`          // the open question
 	Answer      *Answer    `json:"answer,omitempty"`            // the last answer, until the attempt ends
+	Heard       []string   `json:"heard,omitempty"`             // which messages the attempt's latest artifacts and questions came by
 	Messages    []Message  `json:"messages,omitempty"`          // every follow-up, oldest first
 
 	AskedSeq uint64       `json:"asked_seq,omitzero"`   // waits for a human: the record since which it does

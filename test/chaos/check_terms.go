@@ -36,7 +36,7 @@ func (f *findings) checkTerms() {
 		for i := range list {
 			r := &list[i]
 			if r.Kind == "working" {
-				if b := r.Facts.TokenBudget; b > 0 && spent >= b && len(r.Facts.Human) == 0 {
+				if b := r.Facts.TokenBudget; b > 0 && spent >= b && r.Facts.Human == nil {
 					f.fault("7 budget", id, "attempt %d was begun with %d of %d tokens spent", r.Attempt, spent, b)
 				}
 				if wait != nil && r.Time.Before(wait.Add(-apart)) {

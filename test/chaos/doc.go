@@ -9,8 +9,8 @@
 // is the same for the same seed and time.
 //
 // world.go is the machine (networks, disks), process.go what runs on it,
-// cluster.go and fleet.go the servers and workers, load_*.go who gives work and
-// keeps the clients' journal, hooks.go who is called by webhooks, plan.go and
+// cluster.go and fleet.go the servers and workers, load_*.go who gives work, sends
+// copies, and keeps the clients' journal, hooks.go who is called by webhooks, plan.go and
 // faults.go what is done to them, dump.go reads the streams, check_*.go judge,
 // linear.go holds histories against models.
 package main

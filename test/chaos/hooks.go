@@ -102,6 +102,11 @@ func (h *humans) answer(link string, delay time.Duration) {
 			continue
 		}
 		h.journal.write(line{Op: "answer", What: wasOK, Text: link, Code: strconv.Itoa(status)})
+		if pause(ctx, 4*delay) == nil { // the same once more, as who has seen it go by would
+			if status, err := post(ctx, link, url.Values{"verb": {"retry"}}); err == nil {
+				h.journal.write(line{Op: "replay", What: wasOK, Text: link, Code: strconv.Itoa(status)})
+			}
+		}
 		return
 	}
 }

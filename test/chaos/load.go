@@ -53,6 +53,8 @@ func (l *load) start() {
 		l.wg.Go(func() { l.sessions(client("team", i), l.rng(5, i)) })
 	}
 	l.wg.Go(func() { l.errands(client("envoy", 0), l.rng(10, 0)) })
+	l.wg.Go(func() { l.floods(client("greedy", 0), l.rng(11, 0)) })
+	l.wg.Go(func() { l.replays(l.rng(12, 0)) })
 	l.wg.Go(func() { l.vaults(client("vault", 0), l.rng(8, 0)) })
 	l.wg.Go(func() { l.pries(client("curious", 0), l.rng(9, 0)) })
 	for i := range 4 {
@@ -89,25 +91,14 @@ func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any)
 		m, err := l.nc.RequestWithContext(try, "fleet.api."+from+"."+noun+"."+verb, data)
 		cancel()
 		if err == nil {
-			var refused struct {
-				Error *rig.Refusal `json:"error"`
-			}
-			if err := json.Unmarshal(m.Data, &refused); err != nil {
-				return fmt.Errorf("%s %s answered %q: %w", noun, verb, m.Data, err)
-			}
-			switch r := refused.Error; {
-			case r == nil:
-				if raw, ok := reply.(*[]byte); ok {
-					*raw = m.Data
-					return nil
-				}
-				return json.Unmarshal(m.Data, reply)
+			err = answered(m.Data, reply)
+			switch r, refused := errors.AsType[*rig.Refusal](err); {
+			case !refused:
+				return err
 			case r.Code == "deadline_exceeded" && tries > 0:
 				return fmt.Errorf("%s %s, after a try that nobody answered: %s", noun, verb, r.Code)
 			case r.Code != "unavailable" && r.Code != "rate_limited":
 				return r
-			default:
-				err = r
 			}
 		}
 		last := err
@@ -115,6 +106,24 @@ func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any)
 			return fmt.Errorf("%s %s: %w (last: %w)", noun, verb, perr, last)
 		}
 	}
+}
+
+// answered reads an answer of the API; the error is the refusal that it is.
+func answered(data []byte, reply any) error {
+	var refused struct {
+		Error *rig.Refusal `json:"error"`
+	}
+	if err := json.Unmarshal(data, &refused); err != nil {
+		return fmt.Errorf("the answer was %q: %w", data, err)
+	}
+	if refused.Error != nil {
+		return refused.Error
+	}
+	if raw, ok := reply.(*[]byte); ok {
+		*raw = data
+		return nil
+	}
+	return json.Unmarshal(data, reply)
 }
 
 // told is how an operation ended, by its error.

@@ -63,8 +63,13 @@ func (l *load) call(who, session, verb string, params any, wait float64) (rig.Vi
 	var reply struct {
 		Result rig.View `json:"result"`
 	}
-	err := l.ask(l.hard, who, "a2e", "call", map[string]any{
-		"a2e": "1.0", "type": "call/req", "id": verb, "ts": 1, "session_id": session, "call": verb, "params": params, "wait_seconds": wait,
-	}, &reply)
+	err := l.ask(l.hard, who, "a2e", "call", a2eCall(verb, session, params, wait), &reply)
 	return reply.Result, err
+}
+
+// a2eCall is a call as it goes over the wire.
+func a2eCall(verb, session string, params any, wait float64) map[string]any {
+	return map[string]any{
+		"a2e": "1.0", "type": "call/req", "id": verb, "ts": 1, "session_id": session, "call": verb, "params": params, "wait_seconds": wait,
+	}
 }

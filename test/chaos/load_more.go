@@ -8,12 +8,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/a2aproject/a2a-go/v2/a2a"
-	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"parley/test/rig"
@@ -235,89 +232,4 @@ func (l *load) troubles(who string, rng *rand.Rand) {
 			Brief: rig.Play(rig.Step{Do: rig.DoFatal}, rig.Step{Do: rig.DoDone}),
 		}, note, false)
 	})
-}
-
-// streams sends messages by A2A and follows each to its end, by whichever
-// gateway answers.
-func (l *load) streams(who string, rng *rand.Rand) {
-	var follow sync.WaitGroup
-	defer follow.Wait()
-	few := make(chan struct{}, 8)
-	l.every(time.Second/2, func(int) {
-		select {
-		case few <- struct{}{}:
-		default:
-			return // gateways are away
-		}
-		own := rand.New(rand.NewPCG(rng.Uint64(), 0))
-		follow.Go(func() {
-			defer func() { <-few }()
-			l.stream(who, own)
-		})
-	})
-}
-
-// stream sends one message and follows its task. A stream that breaks is taken
-// up again, and at last the task is asked for.
-func (l *load) stream(who string, rng *rand.Rand) {
-	m := a2a.NewMessage(a2a.MessageRoleUser, a2a.NewTextPart(rig.Play(rig.Step{Do: rig.DoDone, MS: rng.IntN(300)})))
-	end := l.journal.begin(line{Client: who, Op: "stream", Key: m.ID})
-	var id a2a.TaskID
-	var states []string
-	for try := rng.IntN(2); ; try++ {
-		last, err := l.listen(l.f.links[try%len(l.f.links)], m, &id, &states)
-		if last != "" {
-			end(wasOK, line{ID: string(id), State: last, Text: strings.Join(states, " ")})
-			return
-		}
-		if perr := pause(l.hard, 200*time.Millisecond); perr != nil {
-			end(wasInfo, line{ID: string(id), Code: fmt.Sprint(err), Text: strings.Join(states, " ")})
-			return
-		}
-	}
-}
-
-// listen is one try: it sends the message, or takes the task up where it is
-// known; the final state once it is told.
-func (l *load) listen(url string, m *a2a.Message, id *a2a.TaskID, states *[]string) (string, error) {
-	ctx, cancel := context.WithTimeout(l.hard, 20*time.Second)
-	defer cancel()
-	c, err := a2aclient.NewFromEndpoints(ctx, []*a2a.AgentInterface{{URL: url + "/a2a", ProtocolBinding: a2a.TransportProtocolJSONRPC, ProtocolVersion: a2a.Version}})
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = c.Destroy() }()
-	if *id != "" {
-		t, err := c.GetTask(ctx, &a2a.GetTaskRequest{ID: *id})
-		if err != nil {
-			return "", err
-		}
-		if t.Status.State.Terminal() {
-			return string(t.Status.State), nil
-		}
-	}
-	events := c.SendStreamingMessage(ctx, &a2a.SendMessageRequest{Message: m})
-	if *id != "" {
-		events = c.SubscribeToTask(ctx, &a2a.SubscribeToTaskRequest{ID: *id})
-	}
-	final := ""
-	for e, err := range events {
-		if err != nil {
-			return final, err
-		}
-		var s a2a.TaskState
-		switch e := e.(type) {
-		case *a2a.Task:
-			*id, s = e.ID, e.Status.State
-		case *a2a.TaskStatusUpdateEvent:
-			*id, s = e.TaskID, e.Status.State
-		default:
-			continue
-		}
-		*states = append(*states, string(s))
-		if final == "" && s.Terminal() {
-			final = string(s)
-		}
-	}
-	return final, nil
 }

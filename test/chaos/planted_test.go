@@ -49,6 +49,12 @@ var bugs = []struct{ name, want, only string }{
 	{"tokens_twice", "tokens are counted", ""},
 	{"stranger_sees", "16 secrets", ""},
 	{"ghost_offered", "24 silence", muteAgents},
+	{"stream_gap", "VIOLATION 22 streams", ""},
+	{"limit_silent", "there is no record of it", ""},
+	{"limit_ignored", "are under way, and 4 may be", ""},
+	{"replay_counts", "ended twice", ""},
+	{"piece_twice", "publishes what seq", ""},
+	{"link_twice", "its answer was taken once more", ""},
 	{"leak", "25 resources", ""},
 }
 

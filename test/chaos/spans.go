@@ -21,7 +21,7 @@ const (
 )
 
 // downtime is when faults of all kinds but some were at work, and when clients
-// had to wait.
+// had to wait; those who take whatever they are told do not.
 func (f *findings) downtime(but ...string) (down spans) {
 	for _, o := range f.faults {
 		if o.Op != quietKind && !slices.Contains(but, o.Op) {
@@ -29,7 +29,7 @@ func (f *findings) downtime(but ...string) (down spans) {
 		}
 	}
 	for _, o := range f.ops {
-		if o.to-o.from > int64(slow) && slices.Contains([]string{"dispatch", "append", "run", "letter"}, o.Op) {
+		if o.to-o.from > int64(slow) && o.Text != flooded && slices.Contains([]string{"dispatch", "append", "run", "letter"}, o.Op) {
 			down = append(down, [2]int64{o.from, o.to})
 		}
 	}

@@ -161,8 +161,7 @@ func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.R
 		<-ctx.Done()
 		return fleet.Result{}, context.Cause(ctx)
 	case DoArtifact:
-		text := "a piece"
-		if err := t.Artifact(ctx, fleet.Artifact{ArtifactID: o.Nonce, Parts: []fleet.Part{{Text: &text}}}); err != nil {
+		if err := s.publish(ctx, t, o.Nonce); err != nil {
 			return fleet.Result{}, err
 		}
 	case DoAsk:
@@ -175,6 +174,22 @@ func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.R
 		return fleet.Result{}, fmt.Errorf("the script says %q, whatever that is", s.Do)
 	}
 	return fleet.Result{Status: fleet.StatusDone}, nil
+}
+
+// publish publishes the pieces of a step, each under an id of its own.
+func (s Step) publish(ctx context.Context, t *agent.Task, id string) error {
+	text := "a piece"
+	for n := range max(s.N, 1) {
+		if n > 0 {
+			if err := Pause(ctx, s.delay()); err != nil {
+				return err
+			}
+		}
+		if err := t.Artifact(ctx, fleet.Artifact{ArtifactID: fmt.Sprintf("%s-%d", id, n), Parts: []fleet.Part{{Text: &text}}}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Pause waits for d, or until ctx ends.

@@ -50,6 +50,14 @@ type Record struct {
 		Question *struct {
 			ID string `json:"id"`
 		} `json:"question"`
+		Artifact *struct {
+			ID string `json:"artifact_id"`
+		} `json:"artifact"`
+		Dispatch *struct {
+			Input struct {
+				MessageID string `json:"message_id"` // of A2A
+			} `json:"input"`
+		} `json:"dispatch"`
 	} `json:"data"`
 	Facts struct {
 		From     string    `json:"from"`
@@ -64,15 +72,20 @@ type Record struct {
 		Requirements struct {
 			Labels map[string]string `json:"labels"`
 		} `json:"requirements"`
-		Attempts    []PastAttempt   `json:"attempts"`
-		Await       string          `json:"await"`
-		NotBefore   *time.Time      `json:"not_before"`
-		AttemptEnds *time.Time      `json:"attempt_ends"`
-		GiveUpAt    *time.Time      `json:"give_up_at"`
-		TokenBudget int64           `json:"token_budget"`
-		TokensSpent int64           `json:"tokens_spent"`
-		Human       json.RawMessage `json:"human"`
+		Attempts    []PastAttempt `json:"attempts"`
+		Await       string        `json:"await"`
+		NotBefore   *time.Time    `json:"not_before"`
+		AttemptEnds *time.Time    `json:"attempt_ends"`
+		GiveUpAt    *time.Time    `json:"give_up_at"`
+		TokenBudget int64         `json:"token_budget"`
+		TokensSpent int64         `json:"tokens_spent"`
+		Human       *Decision     `json:"human"`
 	} `json:"facts"`
+}
+
+// Decision is what a human decided about a task.
+type Decision struct {
+	AnswerID string `json:"answer_id"`
 }
 
 // PastAttempt is an attempt that has ended.

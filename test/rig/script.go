@@ -16,6 +16,7 @@ type Script struct {
 type Step struct {
 	Do string `json:"do"`
 	MS int    `json:"ms,omitempty"`
+	N  int    `json:"n,omitempty"` // pieces that DoArtifact publishes, MS apart; 0 is one
 }
 
 // What a step can do.
@@ -28,7 +29,7 @@ const (
 	DoLimited  = "limited"  // rate_limited for a moment
 	DoReturned = "returned" // hand the task back, unfailed
 	DoSilent   = "silent"   // say nothing until the attempt's time is over
-	DoArtifact = "artifact" // publish a piece of output, then end well
+	DoArtifact = "artifact" // publish pieces of output, then end well
 	DoAsk      = "ask"      // ask a question, then end well
 )
 

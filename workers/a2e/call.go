@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/a2e"
 	"parley/subjects/fleet"
@@ -112,6 +113,9 @@ func (w *Worker) dispatch(ctx context.Context, s *session, r *a2e.Call) (json.Ra
 	}
 	b := work{TaskID: d.Task.TaskID}
 	fresh, err := w.begin(ctx, s, b)
+	if plant.Bug("limit_silent") && subjects.CodeOf(err) == subjects.CodeRateLimited {
+		return fleet.MustEncode(fleet.TaskView{TaskID: b.TaskID, State: fleet.StateQueued}), nil
+	}
 	if err != nil {
 		return nil, err
 	}

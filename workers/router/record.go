@@ -255,7 +255,7 @@ func letGo(n *fleet.Event) {
 	n.AgentID, n.InstanceID, n.Epoch = "", "", 0
 	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
 	n.Facts.ClockLeft, n.Facts.Await = 0, ""
-	n.Facts.Question, n.Facts.Answer = nil, nil
+	n.Facts.Question, n.Facts.Answer, n.Facts.Heard = nil, nil, nil
 	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
 }
 
@@ -310,6 +310,7 @@ func outcome(e *fleet.Event, state fleet.State, now time.Time) *fleet.Event {
 	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
 	n.Facts.ClockLeft, n.Facts.Await = 0, ""
 	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
+	n.Facts.Heard = nil
 	n.Facts.Question = nil // the answer stays: whoever gave it may ask again whether it was taken
 	return n
 }

@@ -2,11 +2,14 @@ package router
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,7 +71,7 @@ func (w *Worker) onProgress(ctx context.Context, m bus.Msg) {
 		if p.Artifact == nil && p.Question == nil && m.Reply == "" {
 			return nil, nil
 		}
-		return w.progress(ctx, task, c, p)
+		return w.progress(ctx, task, c, p, markOf(m.Header.Get("Nats-Msg-Id")))
 	})
 }
 
@@ -207,7 +210,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 			if !ok && c.attempt == 0 && w.offering(task) != nil {
 				return nil, errBehind // it may speak of the attempt that is being offered
 			}
-			if !ok { // that attempt has failed already
+			if !ok && !plant.Bug("replay_counts") { // that attempt has failed already
 				return spentLate(v.ev, c, r.TokensSpent, now), nil
 			}
 			past := v.ev.Facts.Attempts[len(v.ev.Facts.Attempts)-1]
@@ -313,9 +316,10 @@ func failureOf(r *fleet.Result) failure {
 	return f
 }
 
-// progress records an artifact or a question. Of other progress it says only
-// whether it is the holder's.
-func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p *fleet.Progress) (*fleet.Event, error) {
+// progress records an artifact or a question, each once: mark stands for the
+// message that it came by. Of other progress it says only whether it is the
+// holder's.
+func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p *fleet.Progress, mark string) (*fleet.Event, error) {
 	return w.patiently(ctx, task, func(v *view) (*fleet.Event, error) {
 		switch stand(v.ev, c) {
 		case behind:
@@ -328,8 +332,15 @@ func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p 
 		if p.Artifact == nil && p.Question == nil {
 			return nil, nil
 		}
+		// Its agent was not told that it is stored, or it is a copy.
+		again := mark != "" && slices.Contains(v.ev.Facts.Heard, mark) && !plant.Bug("piece_twice")
 		if p.Artifact != nil {
-			return published(v.ev, p.Artifact, now), nil
+			if again {
+				return nil, nil
+			}
+			n := published(v.ev, p.Artifact, now)
+			n.Facts.Heard = hear(v.ev.Facts.Heard, mark)
+			return n, nil
 		}
 		if open := v.ev.Facts.Question; open != nil {
 			if open.ID == p.Question.ID {
@@ -342,8 +353,34 @@ func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p 
 			w.with(func(core *core, _ time.Time) { core.untold(task) })
 			return nil, nil
 		}
-		return asked(v.ev, p.Question, now), nil
+		if again {
+			return nil, nil
+		}
+		n := asked(v.ev, p.Question, now)
+		n.Facts.Heard = hear(v.ev.Facts.Heard, mark)
+		return n, nil
 	})
+}
+
+// maxHeard is how many messages an attempt is remembered by: every record repeats
+// them.
+const maxHeard = 64
+
+// hear adds the mark of a message to those that are remembered.
+func hear(marks []string, mark string) []string {
+	if mark == "" {
+		return marks
+	}
+	return append(slices.Clone(marks[max(0, len(marks)+1-maxHeard):]), mark)
+}
+
+// markOf stands for a message by its id; "" for one that has none.
+func markOf(messageID string) string {
+	if messageID == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(messageID))
+	return hex.EncodeToString(sum[:8])
 }
 
 // withoutCode is what err says, without the result_invalid that stands beside it.
