@@ -137,7 +137,7 @@ func TestCheckerFindsExcess(t *testing.T) {
 		}},
 		{"a read of what is not there", "was told that record 2 says queued", func(f *findings) { f.ops[3].end.State = "queued" }},
 		{"a read that finds nothing", "was told later that it does not exist", func(f *findings) { f.ops[2].end = line{What: wasFail, Code: "not_found"} }},
-		{"goroutines", "it has 250 goroutines, and had 100", func(f *findings) { f.rest.Processes["router-1"] = held{Goroutines: 250, Before: 100} }},
+		{"goroutines", "it has 701 goroutines, and had 100", func(f *findings) { f.rest.Processes["router-1"] = held{Goroutines: 701, Before: 100} }},
 		{"files", "it has 151 files open", func(f *findings) { f.rest.Processes["cast-0"] = held{Files: 151} }},
 		{"memory", "601 MiB of memory", func(f *findings) { f.rest.Processes["cast-0"] = held{Memory: 601 << 20} }},
 		{"an inbox that is kept", "FLEET_INBOX: it keeps 65 messages", func(f *findings) { f.rest.Streams["FLEET_INBOX"] = stored{Messages: 65} }},

@@ -12,14 +12,15 @@ import (
 	"slices"
 )
 
-// Bounds of what is held when everything has come to rest. A process may have
-// some more goroutines than before it knew anybody. Who goes through the inbox is
-// a record within seconds; any other stream is in some proportion to what is done.
-// Disks have the streams, and what servers remember of writes.
+// Bounds of what is held when everything has come to rest. A router keeps 256
+// goroutines for what comes next, and each service of a worker 64. What goes
+// through the inbox is a record within seconds; any other stream is in some
+// proportion to what is done. Disks have the streams, and what servers remember
+// of writes.
 const (
 	filesMost      = 150
 	memoryMost     = 600 << 20
-	goroutinesMore = 100
+	goroutinesMore = 600
 	inboxMost      = 64
 	messagesMore   = 2000 // than recordsTimes as many as there are records
 	recordsTimes   = 3

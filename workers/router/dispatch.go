@@ -77,7 +77,6 @@ func (w *Worker) admit() error {
 func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, raw []byte, id subjects.TaskID) (n *fleet.Event, duplicate bool, err error) {
 	crash.Point("after_decode")
 	plant.Leak("leak")
-	plant.Linger("leak_goroutines")
 	if plant.Bug("sender_forged") && d.From != "" {
 		from = d.From
 	}
