@@ -22,7 +22,7 @@ const (
 	loadTime    = 2 * time.Minute // for clients to see the end of what they began, and half the time of the faults
 	quietTime   = 4 * time.Minute // for everything that was acknowledged to come to its end
 	plantedTime = 25 * time.Second
-	restTime    = 20 * time.Second // for what was needed meanwhile to be given back
+	restTime    = 30 * time.Second // for what was needed meanwhile to be given back
 )
 
 // settle heals everything, lets clients finish, and waits until nothing is
