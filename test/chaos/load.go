@@ -221,8 +221,8 @@ func (l *load) plain(who string, n int, rng *rand.Rand) (t task, note line, then
 		fail := rig.Step{Do: rig.DoError}
 		t.Brief = rig.Play(fail, fail, rig.Step{Do: rig.DoDone})
 	case dice < 20:
-		if rng.IntN(2) == 0 { // and its agent must be told
-			t.Brief = rig.Play(rig.Step{Do: rig.DoSilent})
+		if rng.IntN(2) == 0 { // and its agent must be told; by the raw door it may be refused
+			t.Brief = rig.Play(rig.Step{Do: rig.DoSilent}, rig.Step{Do: rig.DoDone})
 		}
 		then = func(id string) { l.cancel(who, id) }
 	case dice < 23:

@@ -53,16 +53,20 @@ func (st *stage) awaitRest(ctx context.Context, within time.Duration) error {
 		r, err := st.lookAtRest(ctx)
 		over := pause(ctx, restEvery) != nil
 		if err == nil && (over || len(r.excess()) == 0) {
-			data, err := json.Marshal(r)
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(restPath(st.w.dir), data, 0o600)
+			return r.keep(st.w.dir)
 		}
 		if over {
 			return fmt.Errorf("what is held at last cannot be told: %w", err)
 		}
 	}
+}
+
+func (r *rest) keep(dir string) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(restPath(dir), data, 0o600)
 }
 
 func (st *stage) lookAtRest(ctx context.Context) (*rest, error) {
