@@ -5,6 +5,9 @@ package plant
 // Bug is false in this build.
 func Bug(string) bool { return false }
 
+// Linger does nothing in this build.
+func Linger(string) {}
+
 // Leak does nothing in this build.
 func Leak(string) {}
 

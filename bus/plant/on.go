@@ -25,6 +25,13 @@ func Bug(name string) bool { return name == planted }
 // by any test.
 func Sometimes(name string, nth uint64) bool { return name == planted && asked.Add(1)%nth == 0 }
 
+// Linger starts a goroutine for good, if the bug called name is planted.
+func Linger(name string) {
+	if name == planted {
+		go func() { select {} }()
+	}
+}
+
 // Leak opens a file for good, if the bug called name is planted.
 func Leak(name string) {
 	if name != planted {

@@ -29,6 +29,7 @@ type findings struct {
 	dumps   map[string][]message
 	agents  []rig.Actor
 	sums    map[string]map[string]string // what each server holds, by stream
+	rest    *rest                        // what is held at last; nil where nobody looked
 	strange []string                     // what processes said or did that they never should
 
 	found  []violation
@@ -63,6 +64,9 @@ func readFindings(dir string) (*findings, error) {
 		return nil, err
 	}
 	if f.agents, err = readCasts(dir); err != nil {
+		return nil, err
+	}
+	if f.rest, err = readRest(dir); err != nil {
 		return nil, err
 	}
 	for _, s := range dumped {
@@ -119,6 +123,9 @@ func (f *findings) check() []violation {
 	f.checkDeadlines()
 	f.checkTerms()
 	f.checkSilent()
+	f.checkBudgets()
+	f.checkCancels()
+	f.checkReads()
 	f.checkEligible()
 	f.checkHumans()
 	f.checkSessions()
@@ -128,6 +135,7 @@ func (f *findings) check() []violation {
 	f.checkRuns()
 	f.checkClocks()
 	f.checkReplicas()
+	f.checkRest()
 	f.checkHistories()
 	for _, s := range f.strange {
 		f.fault("0 processes", "log", "%s", s)

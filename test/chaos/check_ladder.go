@@ -118,6 +118,7 @@ func (f *findings) checkAnswer(id string, r *rig.Record, k int, human bool, down
 	policy, budget := &r.Facts.Policy, r.Facts.TokenBudget
 	atOnce := human || above == 3 || !r.Facts.Deadline.IsZero() && !r.Time.Before(r.Facts.Deadline) ||
 		budget > 0 && r.Facts.TokensSpent >= budget || a.Code == "budget_exhausted" ||
+		r.Reason.Code == "budget_exhausted" && len(ceilings(r)) > 0 || // see checkBudgets
 		slices.Contains(blocked, a.Code) && (policy.OnBlocked == "fail" || policy.OnBlocked == "escalate")
 	if a.Level == 3 && atOnce {
 		return

@@ -3,9 +3,7 @@
 package main
 
 import (
-	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -91,39 +89,4 @@ func (f *findings) checkSilent() {
 			}
 		}
 	}
-}
-
-// Bounds of what a worker holds when everything has come to rest.
-const (
-	filesMost  = 150
-	memoryMost = 600 << 20
-)
-
-// resources says which workers hold more than they should.
-func (f *fleet) resources() (wrong []string) {
-	for _, p := range f.workers {
-		p.mu.Lock()
-		runs := p.runsLocked()
-		pid := 0
-		if runs {
-			pid = p.cmd.Process.Pid
-		}
-		p.mu.Unlock()
-		if !runs {
-			continue
-		}
-		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-		if err != nil {
-			continue // it has just ended
-		}
-		var size, resident int64
-		if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)); err == nil {
-			_, _ = fmt.Sscan(string(data), &size, &resident)
-		}
-		resident *= int64(os.Getpagesize())
-		if len(files) > filesMost || resident > memoryMost {
-			wrong = append(wrong, fmt.Sprintf("25 resources: %s has %d files open and %d MiB of memory", p.name, len(files), resident>>20))
-		}
-	}
-	return wrong
 }

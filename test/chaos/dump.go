@@ -32,7 +32,7 @@ type message struct {
 // FLEET_MESH and FLEET_DLQ, what a person may ask for who looks into a finding.
 var dumped = []string{
 	"FLEET_TASKS", "FLEET_CONTEXT", "FLEET_RUNS", "FLEET_MESH", "FLEET_MESH_STATE", "FLEET_ESCALATIONS", "FLEET_WEBHOOKS", "FLEET_AUDIT", "FLEET_DLQ",
-	"KV_FLEET_SCHEDULES", "KV_FLEET_SESSIONS", "KV_FLEET_ALERTS",
+	"KV_FLEET_SCHEDULES", "KV_FLEET_SESSIONS", "KV_FLEET_ALERTS", "KV_FLEET_LEDGER",
 }
 
 // eachMessage reads a stream from a sequence on up to its last message, which

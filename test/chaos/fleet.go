@@ -22,7 +22,8 @@ type fleet struct {
 	workers []*process
 	casts   []*process // processes of agents
 	pages   map[string]string
-	links   []string // addresses of the gateways
+	before  map[string]int // goroutines before there was anything to do, by worker
+	links   []string       // addresses of the gateways
 	agents  []rig.Actor
 }
 
@@ -40,19 +41,20 @@ const (
 	slotsPerAgent = 4
 )
 
-// crews are the worker processes: name, place, and what works in it.
+// crews are the worker processes: name, place, and what works in it. Telemetry,
+// so that each has a page of metrics.
 var crews = []struct{ name, place, workers string }{
-	{"router-1", zoneA, "router"},
-	{"router-2", zoneB, "router"},
-	{"router-3", zoneA, "router"},
+	{"router-1", zoneA, "router,telemetry"},
+	{"router-2", zoneB, "router,telemetry"},
+	{"router-3", zoneA, "router,telemetry"},
 	{"desk-1", zoneA, "registry,sessions,audit,mesh,telemetry"},
 	{"desk-2", zoneB, "registry,sessions,audit,mesh,telemetry"},
-	{"door-1", zoneA, "runs,schedules,webhooks,escalation,gateway,a2e"},
-	{"door-2", zoneB, "runs,schedules,webhooks,escalation,gateway,a2e"},
+	{"door-1", zoneA, "runs,schedules,webhooks,escalation,gateway,a2e,telemetry"},
+	{"door-2", zoneB, "runs,schedules,webhooks,escalation,gateway,a2e,telemetry"},
 }
 
 func newFleet(w *world, c *cluster, fc fleetConfig) (*fleet, error) {
-	f := &fleet{w: w, c: c, pages: map[string]string{}}
+	f := &fleet{w: w, c: c, pages: map[string]string{}, before: map[string]int{}}
 	for i, crew := range crews {
 		port := 7411 + i
 		if !w.nets {
@@ -127,7 +129,17 @@ func (f *fleet) start(ctx context.Context) error {
 			return err
 		}
 	}
-	return f.awaitReady(ctx, 2*time.Minute)
+	if err := f.awaitReady(ctx, 2*time.Minute); err != nil {
+		return err
+	}
+	for name, page := range f.pages {
+		n, err := goroutines(ctx, page)
+		if err != nil {
+			return err
+		}
+		f.before[name] = n
+	}
+	return nil
 }
 
 // awaitReady waits until every worker says that it serves.

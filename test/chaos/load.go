@@ -57,6 +57,9 @@ func (l *load) start() {
 	l.wg.Go(func() { l.replays(l.rng(12, 0)) })
 	l.wg.Go(func() { l.vaults(client("vault", 0), l.rng(8, 0)) })
 	l.wg.Go(func() { l.pries(client("curious", 0), l.rng(9, 0)) })
+	for i, of := range []string{"session", "run"} {
+		l.wg.Go(func() { l.purses(client("purse", i), of, l.rng(19, i)) })
+	}
 	for i := range 4 {
 		l.wg.Go(func() { l.letters(client("pen", i), l.rng(6, i)) })
 	}
@@ -151,10 +154,14 @@ type taskHead struct {
 	Priority     string   `json:"priority,omitempty"`
 	Timeout      float64  `json:"timeout_seconds,omitzero"`
 	Session      string   `json:"session_id,omitempty"`
+	Run          string   `json:"run_id,omitempty"`
 	Agent        string   `json:"agent,omitempty"`
 	Alternatives []string `json:"alternatives,omitempty"`
 	Escalate     string   `json:"escalate,omitempty"`
+	OnBlocked    string   `json:"on_blocked,omitempty"`
 	Budget       int64    `json:"token_budget,omitzero"`
+	OfSession    int64    `json:"session_token_budget,omitzero"`
+	OfRun        int64    `json:"run_token_budget,omitzero"`
 	MaxRetries   *int     `json:"max_retries,omitempty"`
 	GiveUpAfter  float64  `json:"give_up_after,omitzero"`
 }
@@ -206,6 +213,10 @@ func (l *load) plain(who string, n int, rng *rand.Rand) (t task, note line, then
 		at := time.Now().Add(2 * time.Second)
 		t.Task.Timeout = []float64{1.5, 20}[rng.IntN(2)] // the second attempt comes too late, or there is none
 		t.Deadline, t.Brief = &at, rig.Play(rig.Step{Do: rig.DoSilent})
+		if rng.IntN(2) == 0 { // or not even the first: it waits for somebody who is not there
+			t.Task.OnBlocked, note.Kind = "wait", "neither"
+			t.Requirements = map[string]any{"labels": map[string]string{"kind": note.Kind}}
+		}
 	case dice < 15: // worth one more try, then it is another agent's
 		once := 1
 		t.Task.MaxRetries = &once
@@ -219,9 +230,14 @@ func (l *load) plain(who string, n int, rng *rand.Rand) (t task, note line, then
 		fail := rig.Step{Do: rig.DoError}
 		t.Brief = rig.Play(fail, fail, rig.Step{Do: rig.DoDone})
 	case dice < 20:
+		if rng.IntN(2) == 0 { // and its agent must be told; by the raw door it may be refused
+			t.Brief = rig.Play(rig.Step{Do: rig.DoSilent}, rig.Step{Do: rig.DoDone})
+		}
 		then = func(id string) { l.cancel(who, id) }
 	case dice < 23:
 		then = func(id string) { l.await(who, id) }
+	case dice < 25:
+		then = func(id string) { l.looks(who, id) }
 	}
 	note.ID = t.Task.ID
 	return t, note, then

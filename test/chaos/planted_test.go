@@ -56,6 +56,16 @@ var bugs = []struct{ name, want, only string }{
 	{"piece_twice", "publishes what seq", ""},
 	{"link_twice", "its answer was taken once more", ""},
 	{"leak", "25 resources", ""},
+	{"leak_goroutines", "goroutines, and had", ""},
+	{"inbox_kept", "FLEET_INBOX: it keeps", ""},
+	{"shared_budget_ignored", "VIOLATION 19 budgets", ""},
+	{"charge_lost", "which is not charged to", ""},
+	{"charged_twice", "were charged", ""},
+	{"level_skipped", "was answered on level 3, and", ""},
+	{"retry_skipped", "might have tried again", ""},
+	{"late", "something was due", ""},
+	{"cancel_untold", "after its client knew that it is canceled", ""},
+	{"stale_task", "VIOLATION L reads", ""},
 }
 
 // TestPlantedBugs plants one bug after the other in the program and sees that

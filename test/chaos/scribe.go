@@ -41,6 +41,7 @@ type line struct {
 	To      string  `json:"to,omitempty"`      // agent that alone may have it
 	Kind    string  `json:"kind,omitempty"`    // label that its agent must have
 	Session string  `json:"session,omitempty"` // of a task
+	Tokens  *int64  `json:"tokens,omitempty"`  // that its shared budget has spent
 	Body    []byte  `json:"body,omitempty"`    // of a webhook, of a document, and of what nobody should have been told
 }
 

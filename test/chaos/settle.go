@@ -22,6 +22,7 @@ const (
 	loadTime    = 2 * time.Minute // for clients to see the end of what they began, and half the time of the faults
 	quietTime   = 4 * time.Minute // for everything that was acknowledged to come to its end
 	plantedTime = 25 * time.Second
+	restTime    = 30 * time.Second // for what was needed meanwhile to be given back
 )
 
 // settle heals everything, lets clients finish, and waits until nothing is
@@ -56,6 +57,7 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 	}
 	st.tellCPU()
 	say("drain")
+	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, quiet)
 	defer cancel()
 	d := &drain{c: st.c, next: map[string]uint64{}, states: map[string]string{}, owed: map[string]uint64{}}
@@ -72,8 +74,8 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 			break
 		}
 	}
-	for _, s := range st.f.resources() {
-		wrong("%s", s)
+	if err := st.awaitRest(whole, restTime); err != nil {
+		wrong("25 resources: %v", err)
 	}
 	_, _, mended := st.n.faultsDone()
 	return append(strange, mended...)

@@ -60,10 +60,11 @@ type Record struct {
 		} `json:"dispatch"`
 	} `json:"data"`
 	Facts struct {
-		From     string    `json:"from"`
-		RunID    string    `json:"run_id"`
-		Deadline time.Time `json:"deadline"`
-		Policy   struct {
+		From      string    `json:"from"`
+		RunID     string    `json:"run_id"`
+		SessionID string    `json:"session_id"`
+		Deadline  time.Time `json:"deadline"`
+		Policy    struct {
 			MaxRetries   int      `json:"max_retries"`
 			Agent        string   `json:"agent"`
 			Alternatives []string `json:"alternatives"`
@@ -72,14 +73,16 @@ type Record struct {
 		Requirements struct {
 			Labels map[string]string `json:"labels"`
 		} `json:"requirements"`
-		Attempts    []PastAttempt `json:"attempts"`
-		Await       string        `json:"await"`
-		NotBefore   *time.Time    `json:"not_before"`
-		AttemptEnds *time.Time    `json:"attempt_ends"`
-		GiveUpAt    *time.Time    `json:"give_up_at"`
-		TokenBudget int64         `json:"token_budget"`
-		TokensSpent int64         `json:"tokens_spent"`
-		Human       *Decision     `json:"human"`
+		Attempts      []PastAttempt `json:"attempts"`
+		Await         string        `json:"await"`
+		NotBefore     *time.Time    `json:"not_before"`
+		AttemptEnds   *time.Time    `json:"attempt_ends"`
+		GiveUpAt      *time.Time    `json:"give_up_at"`
+		TokenBudget   int64         `json:"token_budget"`
+		SessionBudget int64         `json:"session_token_budget"`
+		RunBudget     int64         `json:"run_token_budget"`
+		TokensSpent   int64         `json:"tokens_spent"`
+		Human         *Decision     `json:"human"`
 	} `json:"facts"`
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -37,7 +38,7 @@ func (w *Worker) housekeep(ctx context.Context) {
 			return
 		case <-disk.C:
 			w.lookAtDisk(ctx)
-			if w.owns("inbox") {
+			if w.owns("inbox") && !plant.Bug("inbox_kept") {
 				if err := w.bus.DropDone(ctx, subjects.StreamInbox, inboxDurable); err != nil && ctx.Err() == nil {
 					w.log.Warn("clear up the inbox", slog.Any("error", err))
 				}

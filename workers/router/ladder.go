@@ -21,8 +21,18 @@ func ladder(e *fleet.Event, set settings) escalation.State {
 	if plant.Bug("budget_ignored") {
 		budget = 0
 	}
+	if plant.Bug("shared_budget_ignored") {
+		set.ceilings = nil
+	}
+	policy := e.Facts.Policy
+	if plant.Bug("retry_skipped") {
+		policy.MaxRetries = 0
+	}
+	if k := len(e.Facts.Attempts); k > 0 && plant.Bug("level_skipped") {
+		policy.Agent, policy.Alternatives = e.Facts.Attempts[k-1].AgentID, nil
+	}
 	return escalation.State{
-		Policy: e.Facts.Policy, Attempts: e.Facts.Attempts, Deadline: deadline,
+		Policy: policy, Attempts: e.Facts.Attempts, Deadline: deadline,
 		TokenBudget: budget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
 		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/escalation"
 	"parley/subjects/fleet"
 )
@@ -78,7 +79,7 @@ func (l *ledger) charge(ctx context.Context, e *fleet.Event, c claim, tokens int
 		return nil
 	}
 	attempt := attemptOf(e, c)
-	if attempt == 0 {
+	if attempt == 0 || plant.Sometimes("charge_lost", 5) {
 		return nil // it never had the task
 	}
 	for _, account := range accounts(&e.Facts) {
@@ -120,7 +121,7 @@ func (l *ledger) take(e bus.Entry, log *slog.Logger) {
 		return
 	}
 	l.last = e.Revision
-	if own || e.Deleted {
+	if own && !plant.Bug("charged_twice") || e.Deleted {
 		return
 	}
 	kind, rest, _ := strings.Cut(e.Key, ".")

@@ -389,6 +389,9 @@ func (w *Worker) tell(ctx context.Context, t tell) {
 
 // control sends m and reports whether the instance took it.
 func (w *Worker) control(ctx context.Context, to instanceKey, m *fleet.Control) bool {
+	if m.Action == fleet.ActionCancel && plant.Bug("cancel_untold") {
+		return false
+	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	reply, err := w.bus.RequestUntil(ctx, subjects.Control(to.agent, to.instance), fleet.MustEncode(m), nil, time.Second,

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -34,6 +35,7 @@ func (w *Worker) onRecord(m bus.Msg) {
 	if !ok {
 		return
 	}
+	plant.Linger("leak_goroutines")
 	id := subjects.TaskID(vars[0])
 	if w.knows(id, m) {
 		return

@@ -1,0 +1,89 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+)
+
+// Bounds of what is held when everything has come to rest. A router keeps 256
+// goroutines for what comes next, and each service of a worker 64. What goes
+// through the inbox is a record within seconds; any other stream is in some
+// proportion to what is done. Disks have the streams, and what servers remember
+// of writes.
+const (
+	filesMost      = 150
+	memoryMost     = 600 << 20
+	goroutinesMore = 600
+	inboxMost      = 64
+	messagesMore   = 2000 // than recordsTimes as many as there are records
+	recordsTimes   = 3
+	diskRoom       = 256 << 20
+	diskPerRecord  = 8 << 10 // it is a third of that
+)
+
+// excess is what is held and should not be.
+func (r *rest) excess() (wrong []violation) {
+	fault := func(about, format string, args ...any) {
+		wrong = append(wrong, violation{"25 resources", about, fmt.Sprintf(format, args...)})
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Processes)) {
+		h := r.Processes[name]
+		if h.Files > filesMost || h.Memory > memoryMost {
+			fault(name, "it has %d files open and %d MiB of memory", h.Files, h.Memory>>20)
+		}
+		if h.Goroutines > h.Before+goroutinesMore {
+			fault(name, "it has %d goroutines, and had %d before there was anything to do", h.Goroutines, h.Before)
+		}
+	}
+	records := r.Streams["FLEET_TASKS"].Messages
+	for _, name := range slices.Sorted(maps.Keys(r.Streams)) {
+		most := recordsTimes*records + messagesMore
+		switch name {
+		case "FLEET_TASKS", canaryStream:
+			continue
+		case "FLEET_INBOX":
+			most = inboxMost
+		}
+		if n := r.Streams[name].Messages; n > most {
+			fault(name, "it keeps %d messages, want %d at most, with %d records of tasks", n, most, records)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Disks)) {
+		if most := diskRoom + diskPerRecord*int64(records); r.Disks[name] > most {
+			fault(name, "%d MiB of its disk are used, want %d at most, with %d records of tasks", r.Disks[name]>>20, most>>20, records)
+		}
+	}
+	return wrong
+}
+
+// readRest reads what was held at last; nil where a run did not come to rest.
+func readRest(dir string) (*rest, error) {
+	data, err := os.ReadFile(restPath(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &rest{}
+	return r, json.Unmarshal(data, r)
+}
+
+// checkRest checks what is held at last.
+func (f *findings) checkRest() {
+	if f.rest == nil {
+		return
+	}
+	for _, h := range f.rest.Processes {
+		f.counts["most files of a process at rest"] = max(f.counts["most files of a process at rest"], h.Files)
+		f.counts["most goroutines of a worker at rest"] = max(f.counts["most goroutines of a worker at rest"], h.Goroutines)
+	}
+	f.found = append(f.found, f.rest.excess()...)
+}
