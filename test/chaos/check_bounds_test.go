@@ -166,7 +166,7 @@ func TestCheckerExcusesExcess(t *testing.T) {
 		},
 		"by a human's word": func(f *findings) {
 			begins(f, 15)
-			f.records["p3"][1].Facts.Human = []byte(`{}`)
+			f.records["p3"][1].Facts.Human = &rig.Decision{}
 		},
 		"an agent that was killed before it was told": func(f *findings) {
 			f.notes[0] = f.notes[0][:len(f.notes[0])-2] // it never ended

@@ -127,7 +127,7 @@ func (f *findings) checkBudgets() {
 // checkPurse checks that an attempt was not begun long after the budget was spent.
 func (f *findings) checkPurse(id string, r *rig.Record, c ceiling, l ledger, down spans) {
 	empty := l.emptied(c)
-	if empty.IsZero() || !r.Stored.After(empty) || len(r.Facts.Human) > 0 {
+	if empty.IsZero() || !r.Stored.After(empty) || r.Facts.Human != nil {
 		return
 	}
 	if quiet := down.quiet(empty, r.Stored); quiet > knownMost {
