@@ -210,7 +210,7 @@ func (l *load) plain(who string, n int, rng *rand.Rand) (t task, note line, then
 		fail := rig.Step{Do: rig.DoError}
 		t.Brief = rig.Play(fail, fail, rig.Step{Do: rig.DoDone})
 	case dice < 20:
-		then = func(id string) { l.cancel(who, id) }
+		then = func(id string) { l.cancel(who, id, 100*time.Millisecond) }
 	case dice < 23:
 		then = func(id string) { l.await(who, id) }
 	}
@@ -284,8 +284,8 @@ func (l *load) again(who string, t task, note line) {
 	l.dispatch(who, t, note, false)
 }
 
-func (l *load) cancel(who, id string) {
-	if pause(l.hard, 100*time.Millisecond) != nil {
+func (l *load) cancel(who, id string, after time.Duration) {
+	if pause(l.hard, after) != nil {
 		return
 	}
 	end := l.journal.begin(line{Client: who, Op: "cancel", ID: id})

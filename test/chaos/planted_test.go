@@ -50,6 +50,12 @@ var bugs = []struct{ name, want, only string }{
 	{"stranger_sees", "16 secrets", ""},
 	{"ghost_offered", "24 silence", muteAgents},
 	{"leak", "25 resources", ""},
+	{"told_once", "hears nothing of it for", ""},
+	{"told_often", "hears call", ""},
+	{"told_after", "times more after that was taken in: ack", ""},
+	{"over_lost", "after what waited was over", ""},
+	{"one_key", "a call is not signed by key 0, which is in force", replaceKey},
+	{"stamp_wrong", "is stamped", ""},
 }
 
 // TestPlantedBugs plants one bug after the other in the program and sees that

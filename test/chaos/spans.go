@@ -33,8 +33,13 @@ func (f *findings) downtime(but ...string) (down spans) {
 			down = append(down, [2]int64{o.from, o.to})
 		}
 	}
-	slices.SortFunc(down, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
-	return down
+	return down.inOrder()
+}
+
+// inOrder orders spans by when they begin.
+func (s spans) inOrder() spans {
+	slices.SortFunc(s, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
+	return s
 }
 
 // explains reports whether something was wrong at a time, or within a while
