@@ -18,10 +18,17 @@ import (
 
 func second(s float64) time.Time { return morning.Add(time.Duration(s * float64(time.Second))) }
 
-// called takes down a call of an alert, which has the name of its agent: the nth,
-// about the task of that agent, signed by keys.
-func called(t *testing.T, f *findings, at float64, who, alert string, n int, keys ...int) {
+// called takes down a call by its id, which says of which alert it is, who is called
+// and which call that is; alerts have the names of agents. It is about the task of
+// that agent, and signed by keys.
+func called(t *testing.T, f *findings, at float64, id string, keys ...int) {
 	t.Helper()
+	part := strings.Split(id, "-")
+	alert, who := part[0], part[1]
+	n, err := strconv.Atoi(part[2])
+	if err != nil {
+		t.Fatal(err)
+	}
 	body, err := json.Marshal(map[string]any{
 		"alert_id": alert, "sequence": n, "group": map[string]string{"code": "agent_error", "agent": alert}, "since": second(1),
 		"tasks": []map[string]string{{"task_id": "task-" + alert}},
@@ -29,7 +36,6 @@ func called(t *testing.T, f *findings, at float64, who, alert string, n int, key
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := fmt.Sprintf("%s-%s-%d", alert, who, n)
 	f.calls = append(f.calls, line{At: second(at).UnixNano(), Op: "call", ID: id, To: who, Version: 200, Body: body, Text: signed(t, id, second(at), body, keys)})
 }
 
@@ -74,15 +80,15 @@ func toldOften(t *testing.T) *findings {
 	step(1, 100, 102)
 	step(2, 110, 112)
 	for i, at := range []float64{1.2, 5, 9, 13, 17, 21, 25} {
-		called(t, f, at, "human", "a", 1+2*i, 0)
-		called(t, f, at+2, "lead", "a", 2+2*i, 0)
+		called(t, f, at, fmt.Sprintf("a-human-%d", 1+2*i), 0)
+		called(t, f, at+2, fmt.Sprintf("a-lead-%d", 2+2*i), 0)
 	}
 	act("answer", "a", 28, 29)
-	called(t, f, 1.2, "human", "b", 1, 0)
+	called(t, f, 1.2, "b-human-1", 0)
 	act("ack", "b", 2, 3)
 	for i, at := range []float64{18, 22, 26} {
-		called(t, f, at, "human", "b", 2+2*i, 0)
-		called(t, f, at+2, "lead", "b", 3+2*i, 0)
+		called(t, f, at, fmt.Sprintf("b-human-%d", 2+2*i), 0)
+		called(t, f, at+2, fmt.Sprintf("b-lead-%d", 3+2*i), 0)
 	}
 	act("answer", "b", 28, 29)
 	// Far from all that, the same again while the key is replaced.
@@ -90,12 +96,12 @@ func toldOften(t *testing.T) *findings {
 	f.records["task-c"][0].Stored = second(95)
 	f.records["task-c"][0].Facts.Attempts = []rig.PastAttempt{{AgentID: "c"}}
 	f.dumps["FLEET_ESCALATIONS"] = append(f.dumps["FLEET_ESCALATIONS"], message{Subject: "fleet.escalation.3.task-c"})
-	called(t, f, 96, "human", "c", 1, 0)
+	called(t, f, 96, "c-human-1", 0)
 	f.calls[len(f.calls)-1].Version = 500
-	called(t, f, 101, "human", "c", 1, 1, 0) // it is tried again
-	called(t, f, 107, "human", "c", 2, 0, 1)
-	called(t, f, 111, "human", "c", 3, 1)
-	called(t, f, 116, "human", "c", 4, 1)
+	called(t, f, 101, "c-human-1", 1, 0) // it is tried again
+	called(t, f, 107, "c-human-2", 0, 1)
+	called(t, f, 111, "c-human-3", 1)
+	called(t, f, 116, "c-human-4", 1)
 	return f
 }
 
@@ -146,33 +152,33 @@ func TestCheckerFindsHumans(t *testing.T) {
 			f.without(func(c *line) bool { return strings.HasPrefix(c.ID, "b-") && c.At > second(10).UnixNano() })
 		}},
 		{"called though somebody sees to it", "b: human is called 2 times more after that was taken in: ack", func(t *testing.T, f *findings) {
-			called(t, f, 6, "human", "b", 11, 0)
-			called(t, f, 10, "human", "b", 12, 0)
+			called(t, f, 6, "b-human-11", 0)
+			called(t, f, 10, "b-human-12", 0)
 		}},
 		{"called after the answer", "a: lead is called 2 times more after that was taken in: answer", func(t *testing.T, f *findings) {
-			called(t, f, 30, "lead", "a", 16, 0)
-			called(t, f, 32, "lead", "a", 17, 0)
+			called(t, f, 30, "a-lead-16", 0)
+			called(t, f, 32, "a-lead-17", 0)
 		}},
 		{"called when it is over", "a: human is called 11s after what waited was over, with nothing wrong for 11s", func(t *testing.T, f *findings) {
-			called(t, f, 41, "human", "a", 16, 0)
+			called(t, f, 41, "a-human-16", 0)
 		}},
 		{"called for nothing", "human is called, and nothing ever waited: agent_error at d", func(t *testing.T, f *findings) {
-			called(t, f, 6, "human", "d", 1, 0)
+			called(t, f, 6, "d-human-1", 0)
 		}},
 		{"called too often", "b: lead hears call 9 when it is open for 3s", func(t *testing.T, f *findings) {
-			called(t, f, 4, "lead", "b", 9, 0)
+			called(t, f, 4, "b-lead-9", 0)
 		}},
 		{"an escalation twice", "it waited for a human 1 times, and 2 escalations say so", func(_ *testing.T, f *findings) {
 			f.dumps["FLEET_ESCALATIONS"] = append(f.dumps["FLEET_ESCALATIONS"], f.dumps["FLEET_ESCALATIONS"][0])
 		}},
-		{"a key of nobody", "the signature of a call does not hold", func(t *testing.T, f *findings) { called(t, f, 109, "lead", "c", 2, 7) }},
-		{"the new key does not sign", "not signed by key 1, which is in force", func(t *testing.T, f *findings) { called(t, f, 107, "lead", "c", 2, 0) }},
-		{"the former key ends early", "not signed by key 0, which is in force", func(t *testing.T, f *findings) { called(t, f, 101, "lead", "c", 2, 1) }},
-		{"the former key never ends", "signed by key 0, which is not in force", func(t *testing.T, f *findings) { called(t, f, 117, "lead", "c", 2, 1, 0) }},
-		{"the new key begins early", "signed by key 1, which is not in force", func(t *testing.T, f *findings) { called(t, f, 99, "lead", "c", 2, 0, 1) }},
-		{"the new key alone too early", "not signed by key 1, which is in force", func(t *testing.T, f *findings) { called(t, f, 111, "lead", "c", 2, 0) }},
+		{"a key of nobody", "the signature of a call does not hold", func(t *testing.T, f *findings) { called(t, f, 109, "c-lead-2", 7) }},
+		{"the new key does not sign", "not signed by key 1, which is in force", func(t *testing.T, f *findings) { called(t, f, 107, "c-lead-2", 0) }},
+		{"the former key ends early", "not signed by key 0, which is in force", func(t *testing.T, f *findings) { called(t, f, 101, "c-lead-2", 1) }},
+		{"the former key never ends", "signed by key 0, which is not in force", func(t *testing.T, f *findings) { called(t, f, 117, "c-lead-2", 1, 0) }},
+		{"the new key begins early", "signed by key 1, which is not in force", func(t *testing.T, f *findings) { called(t, f, 99, "c-lead-2", 0, 1) }},
+		{"the new key alone too early", "not signed by key 1, which is in force", func(t *testing.T, f *findings) { called(t, f, 111, "c-lead-2", 0) }},
 		{"another body after the key was replaced", "two calls under one id differ", func(t *testing.T, f *findings) {
-			called(t, f, 116, "human", "c", 1, 1)
+			called(t, f, 116, "c-human-1", 1)
 			c := &f.calls[len(f.calls)-1]
 			c.Body = append(c.Body, ' ')
 			c.Text = signed(t, c.ID, second(116), c.Body, []int{1})
@@ -204,8 +210,8 @@ func TestCheckerExcusesHumans(t *testing.T) {
 		plant func(t *testing.T, f *findings)
 	}{
 		{"a call that was on its way", func(t *testing.T, f *findings) {
-			called(t, f, 6, "human", "b", 3, 0)
-			called(t, f, 30, "human", "a", 16, 0)
+			called(t, f, 6, "b-human-3", 0)
+			called(t, f, 30, "a-human-16", 0)
 		}},
 		{"the same call again", func(t *testing.T, f *findings) {
 			for range 3 {
@@ -219,8 +225,8 @@ func TestCheckerExcusesHumans(t *testing.T) {
 		}},
 		{"an answer that nobody took in", func(t *testing.T, f *findings) {
 			f.said[0].end.What = wasFail
-			called(t, f, 30, "lead", "a", 16, 0)
-			called(t, f, 32, "lead", "a", 17, 0)
+			called(t, f, 30, "a-lead-16", 0)
+			called(t, f, 32, "a-lead-17", 0)
 		}},
 		{"the agent is down", func(t *testing.T, f *findings) {
 			down := f.records["task-a"][0]
