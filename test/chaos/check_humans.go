@@ -71,11 +71,17 @@ type wait struct {
 	from, to          time.Time
 }
 
-// waits are all of them by group. What waits to the end does so until last.
+// waits are all of them by group. What waits to the end does so until the last that
+// is known of anything.
 func (f *findings) waits(last time.Time) map[string][]wait {
 	for _, list := range f.records {
 		if at := list[len(list)-1].Stored; at.After(last) {
 			last = at
+		}
+	}
+	for _, list := range f.dumps {
+		if n := len(list); n > 0 && list[n-1].Time.After(last) {
+			last = list[n-1].Time
 		}
 	}
 	all := map[string][]wait{}
