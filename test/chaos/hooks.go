@@ -150,11 +150,11 @@ func (h *humans) says(op, verb, alert, link string) bool {
 		status, err := post(ctx, link, url.Values{"verb": {verb}})
 		if err == nil && status != http.StatusServiceUnavailable {
 			what := wasFail
-			if status == http.StatusOK {
+			if status == http.StatusOK || status == http.StatusAccepted {
 				what = wasOK
 			}
 			end(what, line{Code: strconv.Itoa(status)})
-			return status == http.StatusOK
+			return what == wasOK
 		}
 		if pause(ctx, 500*time.Millisecond) != nil {
 			end(wasInfo, line{})

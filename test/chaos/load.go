@@ -112,7 +112,8 @@ func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any)
 		}
 		last := err
 		if perr := pause(ctx, 50*time.Millisecond); perr != nil {
-			return fmt.Errorf("%s %s: %w (last: %w)", noun, verb, perr, last)
+			// Not wrapped: who was told that it cannot be done now knows nothing of earlier tries.
+			return fmt.Errorf("%s %s: %w (last: %s)", noun, verb, perr, last.Error())
 		}
 	}
 }
