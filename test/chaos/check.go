@@ -23,6 +23,7 @@ type findings struct {
 	dir     string
 	ops     []*op  // of the clients
 	calls   []line // of people
+	said    []*op  // by them
 	faults  []*op
 	records rig.History
 	notes   [][]rig.Entry // of the agents
@@ -48,9 +49,13 @@ func readFindings(dir string) (*findings, error) {
 		return nil, err
 	}
 	f.ops = operations(clients)
-	if f.calls, err = readLines(filepath.Join(dir, "calls.jsonl")); err != nil {
+	people, err := readLines(filepath.Join(dir, "calls.jsonl"))
+	if err != nil {
 		return nil, err
 	}
+	said := slices.DeleteFunc(slices.Clone(people), func(l line) bool { return l.Op == "call" })
+	f.calls = slices.DeleteFunc(people, func(l line) bool { return l.Op != "call" })
+	f.said = operations(said)
 	done, err := readLines(filepath.Join(dir, "faults.jsonl"))
 	if err != nil {
 		return nil, err

@@ -6,102 +6,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
-	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
-
 	"parley/test/rig"
 )
-
-// checkHumans checks that whatever waits for a human is told, once in the
-// stream, under ids whose bodies never change, and signed.
-func (f *findings) checkHumans() {
-	wh, err := standardwebhooks.NewWebhook(hookSecret)
-	if err != nil {
-		f.fault("8 humans", "secret", "%v", err)
-		return
-	}
-	bodies, named := map[string][]byte{}, map[string]bool{}
-	for i := range f.calls {
-		c := &f.calls[i]
-		if c.Op != "call" {
-			continue
-		}
-		f.counts["webhook calls"]++
-		sign := strings.Split(c.Text, "\n")
-		h := http.Header{}
-		h.Set("webhook-id", sign[0])
-		h.Set("webhook-timestamp", sign[1])
-		h.Set("webhook-signature", sign[2])
-		if err := wh.VerifyIgnoringTimestamp(c.Body, h); err != nil {
-			f.fault("8 humans", c.ID, "the signature of a call does not hold: %v", err)
-		}
-		if was, again := bodies[c.ID]; again && !bytes.Equal(was, c.Body) {
-			f.fault("8 humans", c.ID, "two calls under one id differ:\n%s\n%s", was, c.Body)
-		}
-		bodies[c.ID] = c.Body
-		var body struct {
-			Tasks []struct {
-				TaskID string `json:"task_id"`
-			} `json:"tasks"`
-		}
-		if err := json.Unmarshal(c.Body, &body); err != nil {
-			f.fault("8 humans", c.ID, "the body of a call: %v", err)
-		}
-		for _, t := range body.Tasks {
-			named[t.TaskID] = true
-		}
-	}
-	f.counts["webhook ids"] = len(bodies)
-	raised := map[string]int{} // by task
-	for i := range f.dumps["FLEET_ESCALATIONS"] {
-		if token := strings.Split(f.dumps["FLEET_ESCALATIONS"][i].Subject, "."); len(token) == 4 && token[1] == "escalation" && token[2] == "3" {
-			raised[token[3]]++
-		}
-	}
-	down := f.agentsDown()
-	for id, list := range f.records {
-		asked, waited := 0, time.Duration(0)
-		for i := range list {
-			if list[i].Kind == "human" {
-				asked++
-				if i+1 < len(list) && !down[lastAttempt(&list[i]).AgentID].meet(list[i].Stored, list[i+1].Stored) {
-					waited = max(waited, list[i+1].Stored.Sub(list[i].Stored))
-				}
-			}
-		}
-		f.counts["level 3"] += asked
-		if asked > 0 && raised[id] != asked {
-			f.fault("8 humans", id, "it waited for a human %d times, and %d escalations say so", asked, raised[id])
-		}
-		if waited > 40*time.Second && !named[id] {
-			f.fault("8 humans", id, "it waited %s for a human, and no call names it", waited)
-		}
-	}
-}
-
-// agentsDown is, by agent, when tasks waited for a human since it was lost: he is
-// told that the agent is down, and of what else it failed not before it is back.
-func (f *findings) agentsDown() map[string]spans {
-	down := map[string]spans{}
-	for _, list := range f.records {
-		for i := range list {
-			if last := lastAttempt(&list[i]); list[i].Kind == "human" && i+1 < len(list) && last.Code == "agent_lost" {
-				down[last.AgentID] = append(down[last.AgentID], [2]int64{list[i].Stored.UnixNano(), list[i+1].Stored.UnixNano()})
-			}
-		}
-	}
-	return down
-}
-
-func lastAttempt(r *rig.Record) (last rig.PastAttempt) {
-	if n := len(r.Facts.Attempts); n > 0 {
-		last = r.Facts.Attempts[n-1]
-	}
-	return last
-}
 
 // contextRecord is a version of a context.
 type contextRecord struct {

@@ -83,15 +83,14 @@ func (f *findings) checkMessages() {
 // checkLinks checks that a link to answer by is for one answer.
 func (f *findings) checkLinks() {
 	taken := map[string]bool{}
-	for i := range f.calls {
-		c := &f.calls[i]
+	for _, o := range f.said {
 		switch {
-		case c.Op == "answer" && c.Code == "200":
-			taken[c.Text] = true
-		case c.Op == "replay":
+		case o.Op == "answer" && o.end.Code == "200":
+			taken[o.Text] = true
+		case o.Op == "replay":
 			f.counts["links used again"]++
-			if c.Code == "200" && taken[c.Text] {
-				f.fault("17 replays", c.Text, "the link was used before, and its answer was taken once more")
+			if o.end.Code == "200" && taken[o.Text] {
+				f.fault("17 replays", o.Text, "the link was used before, and its answer was taken once more")
 			}
 		}
 	}

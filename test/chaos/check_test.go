@@ -279,7 +279,8 @@ func TestCheckerExcuses(t *testing.T) {
 		t.Errorf("a run whose time is over:\n%s", found)
 	}
 	minute := func(n int) time.Time { return morning.Add(time.Duration(n) * time.Minute) }
-	waits := rig.Record{Kind: "human", Stored: minute(1)}
+	waits := rig.Record{Kind: "human", State: "input_required", Stored: minute(1)}
+	waits.Facts.Await, waits.Reason.Code = "human", "agent_lost"
 	waits.Facts.Attempts = []rig.PastAttempt{{AgentID: "a", Code: "agent_lost"}}
 	f.records = rig.History{"t": {waits, {Kind: "outcome", Stored: minute(3)}}}
 	for _, tt := range []struct {
@@ -287,7 +288,7 @@ func TestCheckerExcuses(t *testing.T) {
 		from, to int
 		want     bool
 	}{{"a", 2, 5, true}, {"a", 0, 2, true}, {"a", 4, 5, false}, {"b", 2, 5, false}} {
-		if got := f.agentsDown()[tt.agent].meet(minute(tt.from), minute(tt.to)); got != tt.want {
+		if got := agentsDown(f.waits(time.Time{}))[tt.agent].meet(minute(tt.from), minute(tt.to)); got != tt.want {
 			t.Errorf("%s is down in minutes %d to %d: %v, want %v", tt.agent, tt.from, tt.to, got, tt.want)
 		}
 	}

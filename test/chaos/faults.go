@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -20,6 +21,7 @@ type nemesis struct {
 	c       *cluster
 	f       *fleet
 	journal *scribe
+	step    int // of the keys that sign calls
 
 	mu    sync.Mutex
 	done  map[string]int // guarded by mu; by kind
@@ -41,7 +43,7 @@ func (n *nemesis) run(ctx context.Context, list []fault) {
 					continue
 				}
 				late := time.Since(begin) - f.at
-				if late > period/2 || pause(ctx, -late) != nil {
+				if late > period/2 && f.kind != replaceKey || pause(ctx, -late) != nil {
 					continue // the one before it took its time
 				}
 				n.one(ctx, f)
@@ -68,11 +70,14 @@ func (n *nemesis) one(ctx context.Context, f fault) {
 	}
 }
 
-// whom is the process of agents that suffers, "" where it is somebody else.
+// whom is the process of agents that suffers, or the step of the keys that is taken,
+// "" where it is something else.
 func (n *nemesis) whom(f fault) string {
 	switch f.kind {
 	case killAgents, pauseAgents, muteAgents, skewAgents:
 		return n.f.casts[f.target%len(n.f.casts)].name
+	case replaceKey:
+		return strconv.Itoa(n.step + 1)
 	}
 	return ""
 }
@@ -112,6 +117,8 @@ func (n *nemesis) do(ctx context.Context, f fault) error {
 		return n.cuts(ctx, f, [][2]string{{zone, node}, {node, zone}}[:1+f.other%2])
 	case garbage:
 		return n.garbage(f)
+	case replaceKey:
+		return n.replaceKeys(ctx, f)
 	}
 	err := n.server(ctx, whole, f, node)
 	return errors.Join(err, n.mend(whole))

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"parley/test/rig"
@@ -19,6 +20,7 @@ import (
 type fleet struct {
 	w       *world
 	c       *cluster
+	hook    string // where people are called
 	workers []*process
 	casts   []*process // processes of agents
 	pages   map[string]string
@@ -30,7 +32,7 @@ type fleet struct {
 // fleetConfig is how the workers are started.
 type fleetConfig struct {
 	parley, self string // programs
-	hook, secret string // who is called
+	hook         string // where people are called
 	plant        string // of a planted bug
 	lose         string // PARLEY_LOSE_ACKS
 }
@@ -39,6 +41,14 @@ const (
 	castsInAll    = 4
 	agentsPerCast = 6
 	slotsPerAgent = 4
+)
+
+// How people are called.
+const (
+	groupInterval = 3 * time.Second // between calls because an alert has grown
+	callNext      = 2 * time.Second // the next contact, unless somebody answers
+	alertRepeat   = 4 * time.Second // all of them again
+	ackTimeout    = 15 * time.Second
 )
 
 // crews are the worker processes: name, place, and what works in it. Telemetry,
@@ -54,7 +64,10 @@ var crews = []struct{ name, place, workers string }{
 }
 
 func newFleet(w *world, c *cluster, fc fleetConfig) (*fleet, error) {
-	f := &fleet{w: w, c: c, pages: map[string]string{}, before: map[string]int{}}
+	f := &fleet{w: w, c: c, hook: fc.hook, pages: map[string]string{}, before: map[string]int{}}
+	if err := f.writeHooks(0); err != nil {
+		return nil, err
+	}
 	for i, crew := range crews {
 		port := 7411 + i
 		if !w.nets {
@@ -75,8 +88,9 @@ func newFleet(w *world, c *cluster, fc fleetConfig) (*fleet, error) {
 				"--max-store", "6GiB", "--keep-ended", "10000000", "--log-format", "json", "--log-level", "info", "--timeout", "30s", "--sync", "always",
 			},
 			env: []string{
-				"PARLEY_ALERT_CONTACTS=human", "PARLEY_GROUP_WAIT=100ms", "PARLEY_GROUP_INTERVAL=5s", "PARLEY_CHANGE_LOG=off", "PARLEY_ALERT_NEXT=30s",
-				"PARLEY_WEBHOOK_URL=" + fc.hook, "PARLEY_WEBHOOK_SECRET=" + fc.secret, "PARLEY_WEBHOOK_ALLOW=" + w.here(),
+				"PARLEY_ALERT_CONTACTS=" + strings.Join(contacts, ","), "PARLEY_GROUP_WAIT=100ms", "PARLEY_GROUP_INTERVAL=" + groupInterval.String(),
+				"PARLEY_ALERT_NEXT=" + callNext.String(), "PARLEY_ALERT_REPEAT=" + alertRepeat.String(), "PARLEY_ACK_TIMEOUT=" + ackTimeout.String(),
+				"PARLEY_CHANGE_LOG=off", "PARLEY_WEBHOOKS_FILE=" + hooksFile(w.dir), "PARLEY_WEBHOOK_ALLOW=" + w.here(),
 				"PARLEY_WEBHOOK_BASE=200ms", "PARLEY_WEBHOOK_TIMEOUT=2s", "PARLEY_A2A_OPEN=true", "PARLEY_MESH_PAIR_RATE=100000",
 				"PARLEY_MESH_AGENT_RATE=1000000", "PARLEY_GRACE=5s", "PARLEY_PLANT=" + fc.plant, "PARLEY_LOSE_ACKS=" + fc.lose,
 			},

@@ -106,7 +106,8 @@ func (l *load) ask(ctx context.Context, from, noun, verb string, req, reply any)
 		}
 		last := err
 		if perr := pause(ctx, 50*time.Millisecond); perr != nil {
-			return fmt.Errorf("%s %s: %w (last: %w)", noun, verb, perr, last)
+			// Not wrapped: who was told that it cannot be done now knows nothing of earlier tries.
+			return fmt.Errorf("%s %s: %w (last: %s)", noun, verb, perr, last.Error())
 		}
 	}
 }
@@ -233,7 +234,7 @@ func (l *load) plain(who string, n int, rng *rand.Rand) (t task, note line, then
 		if rng.IntN(2) == 0 { // and its agent must be told; by the raw door it may be refused
 			t.Brief = rig.Play(rig.Step{Do: rig.DoSilent}, rig.Step{Do: rig.DoDone})
 		}
-		then = func(id string) { l.cancel(who, id) }
+		then = func(id string) { l.cancel(who, id, 100*time.Millisecond) }
 	case dice < 23:
 		then = func(id string) { l.await(who, id) }
 	case dice < 25:
@@ -309,8 +310,8 @@ func (l *load) again(who string, t task, note line) {
 	l.dispatch(who, t, note, false)
 }
 
-func (l *load) cancel(who, id string) {
-	if pause(l.hard, 100*time.Millisecond) != nil {
+func (l *load) cancel(who, id string, after time.Duration) {
+	if pause(l.hard, after) != nil {
 		return
 	}
 	end := l.journal.begin(line{Client: who, Op: "cancel", ID: id})

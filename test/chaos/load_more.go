@@ -220,16 +220,22 @@ func (l *load) publish(subject, body string) error {
 }
 
 // troubles are tasks that a human must see to: their only agent fails for good.
-// Once a human has said that it be tried again, it is done.
+// Once a human has said that it be tried again, it is done. Some are given up by
+// their client, where no human was faster.
 func (l *load) troubles(who string, rng *rand.Rand) {
+	var follow sync.WaitGroup
+	defer follow.Wait()
 	none := 0
 	l.every(2*time.Second, func(n int) {
 		id := fmt.Sprintf("%s-%d", who, n)
 		to := l.f.agents[rng.IntN(len(l.f.agents))].ID
 		note := line{Client: who, Op: "dispatch", ID: id, To: to, Text: "human"}
-		l.dispatch(who, task{
+		given := l.dispatch(who, task{
 			Task:  taskHead{ID: id, Timeout: 20, Agent: to, Escalate: "always", MaxRetries: &none, GiveUpAfter: 45},
 			Brief: rig.Play(rig.Step{Do: rig.DoFatal}, rig.Step{Do: rig.DoDone}),
 		}, note, false)
+		if given != "" && n%3 == 0 {
+			follow.Go(func() { l.cancel(who, given, 2*time.Second) })
+		}
 	})
 }

@@ -255,7 +255,7 @@ func (s *settings) stage(ctx context.Context, w *world, self string) (*stage, er
 	if st.people, err = newHumans(hard, w.here(), scribes[1], s.seed); err != nil {
 		return st, err
 	}
-	if st.f, err = newFleet(w, c, fleetConfig{parley: s.parley, self: self, hook: st.people.url, secret: hookSecret, plant: s.plant, lose: s.lose}); err != nil {
+	if st.f, err = newFleet(w, c, fleetConfig{parley: s.parley, self: self, hook: st.people.url, plant: s.plant, lose: s.lose}); err != nil {
 		return st, err
 	}
 	if err := st.f.start(ctx); err != nil {

@@ -3,8 +3,10 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,6 +38,7 @@ const (
 	garbage      = "garbage at every door"
 	skewWorker   = "a worker's clock is wrong"
 	skewAgents   = "agents' clock is wrong"
+	replaceKey   = "the key of webhooks is replaced"
 	quietKind    = "quiet"
 	quietQuarter = 4 // one period in so many is quiet
 )
@@ -72,6 +75,7 @@ var kinds = []struct {
 	{garbage, true, 2, false, false, [2]float64{0, 1}},
 	{skewWorker, true, 3, false, false, [2]float64{1, 8}},
 	{skewAgents, true, 2, false, false, [2]float64{1, 8}},
+	{replaceKey, true, 0, false, false, [2]float64{1, 1}}, // not drawn: every run has it
 }
 
 // fault is one thing that is done to somebody.
@@ -88,9 +92,15 @@ const period = 12 * time.Second
 
 // plan says what happens, and when: the same for the same seed and time. In
 // every period a few kinds are drawn, and each happens as often as it fits; a
-// quarter of the periods are quiet.
+// quarter of the periods are quiet. Keys are replaced in between, whatever is drawn.
 func plan(seed uint64, total time.Duration, w *world, only string) (list []fault) {
 	rng := rand.New(rand.NewPCG(seed, 2))
+	if only == "" || strings.Contains(only, replaceKey) {
+		each := min(total/3, 5*time.Minute)
+		for at := each; each > 0 && at+each <= total; at += each {
+			list = append(list, fault{at: at, kind: replaceKey, people: true, lasts: time.Second})
+		}
+	}
 	for at := period / 4; at < total; at += period {
 		if rng.IntN(quietQuarter) == 0 && only == "" {
 			list = append(list, fault{at: at, kind: quietKind})
@@ -119,6 +129,7 @@ func plan(seed uint64, total time.Duration, w *world, only string) (list []fault
 			}
 		}
 	}
+	slices.SortStableFunc(list, func(a, b fault) int { return cmp.Compare(a.at, b.at) })
 	return list
 }
 

@@ -66,6 +66,12 @@ var bugs = []struct{ name, want, only string }{
 	{"late", "something was due", ""},
 	{"cancel_untold", "after its client knew that it is canceled", ""},
 	{"stale_task", "VIOLATION L reads", ""},
+	{"told_once", "hears nothing of it for", ""},
+	{"told_often", "hears call", ""},
+	{"told_after", "times more after that was taken in: ack", ""},
+	{"over_lost", "after what waited was over", ""},
+	{"one_key", "a call is not signed by key 0, which is in force", replaceKey},
+	{"stamp_wrong", "is stamped", ""},
 }
 
 // TestPlantedBugs plants one bug after the other in the program and sees that

@@ -38,7 +38,7 @@ type line struct {
 	Version uint64  `json:"version,omitempty"` // that it got
 	State   string  `json:"state,omitempty"`   // of the task, run, message
 	Code    string  `json:"code,omitempty"`    // of a refusal
-	To      string  `json:"to,omitempty"`      // agent that alone may have it
+	To      string  `json:"to,omitempty"`      // agent that alone may have it, or whoever is called
 	Kind    string  `json:"kind,omitempty"`    // label that its agent must have
 	Session string  `json:"session,omitempty"` // of a task
 	Tokens  *int64  `json:"tokens,omitempty"`  // that its shared budget has spent
@@ -58,7 +58,9 @@ func newScribe(path string) (*scribe, error) {
 
 func (s *scribe) write(l line) {
 	s.lines.Append(func(now int64) any {
-		l.At = now
+		if l.At == 0 { // else it was taken down a moment later
+			l.At = now
+		}
 		return l
 	})
 }

@@ -174,6 +174,13 @@ func (d *drain) left(ctx context.Context) (left []string, err error) {
 	if clocks > 0 {
 		left = append(left, fmt.Sprintf("%d schedules", clocks))
 	}
+	calls, err := d.calls(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if calls > 0 {
+		left = append(left, fmt.Sprintf("%d alerts and calls", calls))
+	}
 	behind, err := d.audit(ctx)
 	if behind != "" {
 		left = append(left, behind)
@@ -209,6 +216,39 @@ func (d *drain) clocks(ctx context.Context) (n int, err error) {
 	}
 	for _, r := range clockRecords(list) {
 		if r.busy() {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// calls counts the alerts that are open, and the calls that have not arrived: what
+// becomes of them the audit tells, too.
+func (d *drain) calls(ctx context.Context) (n int, err error) {
+	open := map[string]bool{} // by subject, or id of a call
+	for _, s := range []string{"KV_FLEET_ALERTS", "FLEET_WEBHOOKS"} {
+		if _, err := d.c.eachMessage(ctx, s, 1, func(m *message) error {
+			var is struct {
+				State string `json:"state"`
+			}
+			token := strings.Split(m.Subject, ".")
+			switch {
+			case strings.HasPrefix(m.Subject, "$KV.FLEET_ALERTS.alert."):
+				open[m.Subject] = len(m.Data) > 0 && json.Unmarshal(m.Data, &is) == nil && is.State != "resolved"
+			case token[1] == "webhookevent":
+				open[token[2]] = json.Unmarshal(m.Data, &is) == nil && is.State == "pending"
+			case token[1] == "webhook":
+				if _, tried := open[token[3]]; !tried {
+					open[token[3]] = true
+				}
+			}
+			return nil
+		}); err != nil {
+			return 0, err
+		}
+	}
+	for _, is := range open {
+		if is {
 			n++
 		}
 	}

@@ -28,13 +28,23 @@ func (f *findings) downtime(but ...string) (down spans) {
 			down = append(down, [2]int64{o.from, min(o.to, math.MaxInt64-int64(afterFault)) + int64(afterFault)})
 		}
 	}
+	return append(down, f.outages()...).inOrder()
+}
+
+// outages is when clients had to wait.
+func (f *findings) outages() (down spans) {
 	for _, o := range f.ops {
 		if o.to-o.from > int64(slow) && o.Text != flooded && slices.Contains([]string{"dispatch", "append", "run", "letter"}, o.Op) {
 			down = append(down, [2]int64{o.from, o.to})
 		}
 	}
-	slices.SortFunc(down, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
-	return down
+	return down.inOrder()
+}
+
+// inOrder orders spans by when they begin.
+func (s spans) inOrder() spans {
+	slices.SortFunc(s, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
+	return s
 }
 
 // explains reports whether something was wrong at a time, or within a while
@@ -56,4 +66,14 @@ func (s spans) quiet(from, to time.Time) time.Duration {
 		at = max(at, d[1])
 	}
 	return time.Duration(max(most, end-at))
+}
+
+// calm is for how long in all nothing was wrong between two times.
+func (s spans) calm(from, to time.Time) time.Duration {
+	at, end, all := from.UnixNano(), to.UnixNano(), int64(0)
+	for _, d := range s {
+		all += max(0, min(d[0], end)-at)
+		at = max(at, d[1])
+	}
+	return time.Duration(all + max(0, end-at))
 }

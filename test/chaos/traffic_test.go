@@ -69,7 +69,9 @@ func traffic(t *testing.T) *findings {
 	}
 	flood("greedy0-long", "", line{What: wasFail, Code: "payload_too_large"})
 	flood("greedy0-dumb", "a2a-2", line{What: wasInfo, Code: "no responders"})
-	f.calls = []line{{Op: "answer", Text: "link", Code: "200"}, {Op: "replay", Text: "link", Code: "409"}}
+	f.said = []*op{
+		{line: line{Op: "answer", Text: "link"}, end: line{What: wasOK, Code: "200"}}, {line: line{Op: "replay", Text: "link"}, end: line{What: wasFail, Code: "409"}},
+	}
 	f.notes = [][]rig.Entry{{
 		{What: rig.WasSent, Task: "s", Agent: "a", Attempt: 1, Status: "error"},
 		{What: rig.WasLetter, Task: "l", From: "pen0", Agent: "a", Attempt: 1, At: at(2)},
@@ -157,7 +159,7 @@ func TestCheckerFindsTraffic(t *testing.T) {
 		{"a message is two tasks", "are of the message m", func(f *findings) { f.records["u"] = f.records["s"] }},
 		{"a copy of a message is another task", "is task t", func(f *findings) { f.ops[1].end.ID, f.ops[1].end.Body = "t", nil }},
 		{"a copy is another version", "was acknowledged as version 4", func(f *findings) { f.ops[5].end.Version = 4 }},
-		{"a link for two answers", "was taken once more", func(f *findings) { f.calls[1].Code = "200" }},
+		{"a link for two answers", "was taken once more", func(f *findings) { f.said[1].end.Code = "200" }},
 		{"tried again twice", "as seq 2 is", func(f *findings) { f.records["h"][2].Facts.Human.AnswerID = "alert-1-z" }},
 		{"a piece twice", "publishes what seq 3 has published", func(f *findings) { f.records["s"][6].Attempt = 1 }},
 		{"an attempt ends twice", "attempt 1 ended twice", func(f *findings) {

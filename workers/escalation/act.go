@@ -11,6 +11,7 @@ import (
 
 	"parley/bus"
 	"parley/bus/crash"
+	"parley/bus/plant"
 	policy "parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -99,6 +100,9 @@ func (w *Worker) settle(ctx context.Context, id string) {
 			return
 		}
 		if _, calls := d.action.(policy.Call); calls {
+			if plant.Bug("told_often") {
+				d.is.NextAt = new(now.Add(200 * time.Millisecond))
+			}
 			w.brief(ctx, &d.shown)
 		}
 		err := w.do(ctx, d)
@@ -240,6 +244,9 @@ func (w *Worker) archive(ctx context.Context, a fleet.Alert) {
 // call hands one call to the webhooks worker. Whoever repeats it makes the same
 // delivery.
 func (w *Worker) call(ctx context.Context, what due, c policy.Call) error {
+	if c.Number > 1 && plant.Bug("told_once") {
+		return nil
+	}
 	is, shown := what.is, what.shown
 	until := w.now().Add(fleet.DefaultNotAfter)
 	for i := range shown.Tasks {

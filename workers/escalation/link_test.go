@@ -60,6 +60,19 @@ func TestLinkWhileStarting(t *testing.T) {
 	}
 }
 
+// TestLinkWhileNoRouterListens: an answer that is kept is no failure of the page, and
+// is carried out as soon as it can be.
+func TestLinkWhileNoRouterListens(t *testing.T) {
+	t.Parallel()
+	w, e, link := called(t)
+	w.refuse(subjects.Errorf(subjects.CodeInternal, "no router can do it now"))
+	if status, page := browser(e, http.MethodPost, link, url.Values{"verb": {"retry"}}); status != http.StatusAccepted || !strings.Contains(page, "is kept") {
+		t.Errorf("POST = %d %s, want 202 and that the answer is kept", status, page)
+	}
+	w.refuse(nil)
+	bustest.Eventually(t, "the answer is carried out", func() bool { return w.list()[0].State == fleet.AlertResolved })
+}
+
 // TestLink: looking changes nothing, posting acts, once; who it was is kept.
 func TestLink(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"log/slog"
@@ -90,6 +91,8 @@ func (w *Worker) postLink(rw http.ResponseWriter, r *http.Request) {
 	}
 	done, err := w.decide(r.Context(), c.by(), verb, req, false)
 	switch {
+	case errors.Is(err, errLater):
+		w.render(rw, http.StatusAccepted, page{Title: "Thank you", Message: "Your answer, " + verb + ", is kept and will be carried out; no router has taken it yet."})
 	case err != nil:
 		w.tooLate(r.Context(), c, err)
 		w.fail(rw, err)

@@ -61,7 +61,7 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 	began := time.Now()
 	state.Attempts++
 	state.Sending = &fleet.Sending{By: w.id, LeaseSeconds: lease.Seconds()}
-	state.NextAt, state.Updated = nil, began.UTC()
+	state.NextAt, state.Updated = nil, w.now()
 	crash.Point("before_webhook_claim")
 	if seq, err = w.write(ctx, &state, seq, ended(&state)); err != nil {
 		return err

@@ -33,6 +33,7 @@ type sender struct {
 	resolver resolver
 	roots    *x509.CertPool
 	agent    string
+	now      func() time.Time // by which requests are stamped
 
 	mu      sync.Mutex
 	clients map[clientKey]*http.Client // guarded by mu
@@ -43,8 +44,8 @@ type clientKey struct {
 	plain    bool
 }
 
-func newSender(r resolver, roots *x509.CertPool, agent string) *sender {
-	return &sender{resolver: r, roots: roots, agent: agent, clients: make(map[clientKey]*http.Client)}
+func newSender(r resolver, roots *x509.CertPool, agent string, now func() time.Time) *sender {
+	return &sender{resolver: r, roots: roots, agent: agent, now: now, clients: make(map[clientKey]*http.Client)}
 }
 
 // client is the one for ep. There are as many as endpoints, not as receivers.
@@ -82,7 +83,7 @@ func (s *sender) close() {
 // post brings d to its receiver once; ctx bounds the whole exchange.
 func (s *sender) post(ctx context.Context, ep *endpoint, d *fleet.Delivery) outcome {
 	start := time.Now()
-	o := s.exchange(ctx, ep, d, start)
+	o := s.exchange(ctx, ep, d, s.now())
 	o.took = time.Since(start)
 	return o
 }
@@ -117,12 +118,18 @@ func (s *sender) exchange(ctx context.Context, ep *endpoint, d *fleet.Delivery, 
 		req.Header.Set("Traceparent", d.Traceparent)
 	}
 	req.Header.Set("Webhook-Id", id)
+	if plant.Sometimes("stamp_wrong", 5) {
+		stamp = strconv.FormatInt(now.Add(-time.Hour).Unix(), 10)
+	}
 	req.Header.Set("Webhook-Timestamp", stamp)
 	if plant.Sometimes("sign_wrong", 2) {
 		stamp += "1"
 	}
-	if len(ep.keys) > 0 {
-		req.Header.Set("Webhook-Signature", sign(ep.keys, id, stamp, d.Body))
+	if keys := ep.keys; len(keys) > 0 {
+		if plant.Bug("one_key") {
+			keys = keys[:1]
+		}
+		req.Header.Set("Webhook-Signature", sign(keys, id, stamp, d.Body))
 	}
 	resp, err := s.client(ep, req.URL.Scheme == "http").Do(req)
 	if err != nil {

@@ -45,7 +45,7 @@ func delivery(id string) *fleet.Delivery {
 
 func post(t *testing.T, ep *endpoint, d *fleet.Delivery, roots *x509.CertPool) outcome {
 	t.Helper()
-	s := newSender(net.DefaultResolver, roots, "Parley/test")
+	s := newSender(net.DefaultResolver, roots, "Parley/test", time.Now)
 	t.Cleanup(s.close)
 	ctx, cancel := context.WithTimeout(t.Context(), ep.Timeout)
 	defer cancel()
@@ -96,6 +96,24 @@ func TestPostIsSigned(t *testing.T) {
 		if wh.Verify(append(b, ' '), r.Header) == nil {
 			t.Error("another body verifies too")
 		}
+	}
+}
+
+// A request is stamped by the servers' clocks: a receiver refuses what is too old
+// or from the future, whatever is wrong with the clock of this machine.
+func TestPostIsStampedByTheServersTime(t *testing.T) {
+	t.Parallel()
+	got := make(chan http.Header, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r.Header }))
+	defer server.Close()
+	at := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
+	s := newSender(net.DefaultResolver, nil, "Parley/test", func() time.Time { return at })
+	defer s.close()
+	if o := s.post(t.Context(), checked(t, Endpoint{URL: server.URL, Allow: []string{"127.0.0.1"}}), delivery("esc_1")); !o.ok() {
+		t.Fatalf("outcome %+v", o)
+	}
+	if stamp, want := (<-got).Get("Webhook-Timestamp"), strconv.FormatInt(at.Unix(), 10); stamp != want {
+		t.Errorf("webhook-timestamp %s, want %s", stamp, want)
 	}
 }
 

@@ -147,7 +147,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg: cfg, id: id, wake: make(chan struct{}, 1),
 		log:       cfg.Log.With(slog.String("component", "webhooks"), slog.String("worker_id", id)),
 		endpoints: make(map[string]*endpoint), unreached: make(map[string]string), warned: make(map[string]bool),
-		sender: newSender(cfg.resolver, cfg.Roots, "Parley/"+cfg.Version),
+		sender: newSender(cfg.resolver, cfg.Roots, "Parley/"+cfg.Version, cfg.Bus.Now),
 	}
 	for _, e := range cfg.Endpoints {
 		ep, err := e.check(&cfg)
