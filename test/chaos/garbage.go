@@ -47,7 +47,7 @@ func (n *nemesis) garbage(f fault) error {
 				continue // letters that are too long are many bytes for nothing
 			}
 			err := n.c.nc.PublishRequest(m.subject, n.c.nc.NewInbox(), []byte(body))
-			if errors.Is(err, nats.ErrReconnectBufExceeded) {
+			if _, broken := errors.AsType[*net.OpError](err); broken || errors.Is(err, nats.ErrReconnectBufExceeded) {
 				return nil // no server is there to hear it
 			}
 			if err != nil {
