@@ -43,8 +43,8 @@ func (n *nemesis) garbage(f fault) error {
 			if strings.HasPrefix(m.subject, "fleet.mesh."+agent) && len(body) > 1000 {
 				continue // letters that are too long are many bytes for nothing
 			}
-			if err := n.c.nc.PublishRequest(m.subject, n.c.nc.NewInbox(), []byte(body)); err != nil {
-				return err
+			if err := n.c.nc.PublishRequest(m.subject, n.c.nc.NewInbox(), []byte(body)); err != nil && n.c.nc.IsClosed() {
+				return err // else its server has just gone, and what it was told with it
 			}
 		}
 	}
