@@ -60,7 +60,7 @@ var bugs = []struct{ name, want, only string }{
 	{"inbox_kept", "FLEET_INBOX: it keeps", ""},
 	{"shared_budget_ignored", "VIOLATION 19 budgets", ""},
 	{"charge_lost", "which is not charged to", ""},
-	{"charged_twice", "were charged", ""},
+	{"charged_twice", "none of those that it has is", ""},
 	{"level_skipped", "was answered on level 3, and", ""},
 	{"retry_skipped", "might have tried again", ""},
 	{"late", "something was due", ""},
