@@ -105,21 +105,19 @@ func (f *findings) checkClocks() {
 		about := o.Client + "." + o.ID
 		r := records[about]
 		var c clockwork
-		err := json.Unmarshal(o.Body, &c)
-		if !o.ok() {
-			// It was created after all, if it is there.
-			if err == nil && r != nil {
-				for _, t := range r.ticks(&c) {
-					known[r.id(o.ID, t)] = true
-				}
+		if err := json.Unmarshal(o.Body, &c); err != nil || r == nil {
+			if o.ok() {
+				f.fault("S schedules", about, "it was acknowledged, and has no record (%v)", err)
 			}
 			continue
 		}
-		f.counts["schedules"]++
-		if err != nil || r == nil {
-			f.fault("S schedules", about, "it was acknowledged, and has no record (%v)", err)
+		for _, t := range r.ticks(&c) {
+			known[r.id(o.ID, t)] = true // also where its client was not told that it is there
+		}
+		if !o.ok() {
 			continue
 		}
+		f.counts["schedules"]++
 		done := 0
 		times := r.ticks(&c)
 		// After the last that was begun some waited for their turn when the
@@ -134,9 +132,7 @@ func (f *findings) checkClocks() {
 			f.fault("S schedules", about, "%d times after %s were missed, and nothing explains that", missed, times[max(waited-1, 0)].Format(time.RFC3339))
 		}
 		for n, t := range times {
-			id := r.id(o.ID, t)
-			known[id] = true
-			at, is := began[id]
+			at, is := began[r.id(o.ID, t)]
 			switch {
 			case is:
 				f.counts["times of schedules"]++
