@@ -163,6 +163,11 @@ func (w *Worker) append(ctx context.Context, r *handshake.Record, after *uint64)
 			return 0, false, err
 		}
 	}
+	if l.seq == 0 { // there are none yet, or they were dropped with their session, which is deleted first
+		if _, err := w.lookUp(ctx, r.SessionID); err != nil {
+			return 0, false, err
+		}
+	}
 	for {
 		if after != nil && *after != l.version {
 			if err := l.catchUp(ctx, w.bus); err != nil {
@@ -218,7 +223,10 @@ func (w *Worker) behind(ctx context.Context, l *sessionLog) error {
 	switch {
 	case errors.Is(err, bus.ErrNotFound) && before > 0:
 		return noSession(l.id)
-	case err != nil && !errors.Is(err, bus.ErrNotFound):
+	case errors.Is(err, bus.ErrNotFound):
+		_, err = w.lookUp(ctx, l.id)
+		return err
+	case err != nil:
 		return unavailable(err)
 	}
 	return nil
