@@ -52,6 +52,60 @@ func TestCluster(t *testing.T) {
 	clusterLosesLeader(t, s, b)
 }
 
+// TestLateStream: a cluster whose leader learns of a stream only now is asked
+// again, and no message is "not found" in a stream that is not there.
+func TestLateStream(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a cluster takes seconds")
+	}
+	b := bustest.NewCluster(t, 3).Bus(t)
+	for name, ask := range map[string]func(context.Context, string) error{
+		"StreamState": func(ctx context.Context, stream string) error {
+			_, err := b.StreamState(ctx, stream)
+			return err
+		},
+		"Consume": func(ctx context.Context, stream string) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			return b.Consume(ctx, bus.Consumer{Stream: stream, Durable: "late"}, func(context.Context, bus.Msg) error {
+				cancel()
+				return nil
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			stream := "LATE_" + name
+			asked := make(chan struct{}, 100)
+			for _, subject := range []string{"$JS.API.*.INFO." + stream, "$JS.API.*.INFO." + stream + ".>"} {
+				if _, err := b.Subscribe(subject, "", func(bus.Msg) { asked <- struct{}{} }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			done := make(chan error, 1)
+			go func() { done <- ask(t.Context(), stream) }()
+			<-asked
+			config := fmt.Sprintf(`{"name":%q,"subjects":[%q],"storage":"file","num_replicas":3}`, stream, stream)
+			if _, err := b.Request(t.Context(), "$JS.API.STREAM.CREATE."+stream, []byte(config), nil); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.Store(t.Context(), stream, []byte("x"), "", nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Errorf("%s = %v of a stream that was late", name, err)
+			}
+		})
+	}
+	if _, err := b.Last(t.Context(), "NONE", "none"); !errors.Is(err, bus.ErrNoResponders) || errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("Last = %v of no stream, want ErrNoResponders", err)
+	}
+	if _, err := b.StreamState(t.Context(), "NONE"); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("StreamState = %v of no stream, want ErrNotFound", err)
+	}
+}
+
 func clusterLosesLeader(t *testing.T, s *bustest.Server, b *bus.Bus) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -190,8 +190,8 @@ func (c *committer) commit(batch []*write) {
 		case errors.Is(err, ErrTimeout):
 			c.b.log.Warn("commit timed out, reading back", slog.String("stream", c.stream), slog.Int("records", len(batch)), slog.Any("error", err))
 			batch, err = c.look(batch, err)
-		case !errors.Is(err, ErrNoResponders):
-			// Refused as a whole for the sake of one: size, TTL, limits.
+		case errors.Is(err, errIncomplete), !errors.Is(err, ErrNoResponders):
+			// Refused as a whole for the sake of one: size, TTL, limits, room.
 			c.alone(batch)
 			return
 		}

@@ -116,6 +116,7 @@ func (b *Bus) Consume(ctx context.Context, c Consumer, handle func(context.Conte
 // leader.
 func (b *Bus) consumer(ctx context.Context, c Consumer) (jetstream.Consumer, error) {
 	bo := newBackoff(100*time.Millisecond, 2*time.Second)
+	late := b.lateStream()
 	for {
 		tctx, cancel := context.WithTimeout(ctx, readTry)
 		consumer, err := b.js.Consumer(tctx, c.Stream, c.Durable)
@@ -127,6 +128,9 @@ func (b *Bus) consumer(ctx context.Context, c Consumer) (jetstream.Consumer, err
 			return consumer, nil
 		}
 		err = mapError(err)
+		if late(ctx, err) {
+			continue
+		}
 		if !mayRepeat(err) {
 			return nil, err
 		}

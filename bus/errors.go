@@ -49,6 +49,14 @@ var errRefused = errors.New("refused")
 // or one's own earlier try. What becomes of it is not known yet.
 var errInProcess = fmt.Errorf("%w: a write of the subject is in process", ErrConflict)
 
+// errNoStream is the ErrNotFound of the stream itself.
+var errNoStream = fmt.Errorf("%w", ErrNotFound)
+
+// errIncomplete is what the commit of a batch is told whose messages before it
+// were not taken: another leader, too many batches at once, no room for it.
+// Nothing was stored.
+var errIncomplete = fmt.Errorf("%w: the batch is incomplete", ErrNoResponders)
+
 // JetStream error codes that have a meaning here; TestJetStreamErrors holds the
 // table against the server's. 10057 (delete failed) is not among them: it stands
 // for whatever prevents it, and deleteMsg looks.
@@ -68,7 +76,7 @@ var jsErrors = map[jetstream.ErrorCode]error{
 
 	10037: ErrNotFound, // message
 	10043: ErrNotFound, // sequence
-	10059: ErrNotFound, // stream
+	10059: errNoStream, // stream
 	10014: ErrNotFound, // consumer
 	10149: ErrNotFound, // consumer
 
@@ -89,6 +97,7 @@ var jsErrors = map[jetstream.ErrorCode]error{
 	10167: ErrNoResponders, // too many requests
 	10210: ErrNoResponders, // too many atomic batches in flight
 	10211: ErrNoResponders, // too many batches in flight
+	10176: errIncomplete,   // atomic batch
 	10039: ErrNoResponders, // JetStream not enabled for account (starting)
 	10076: ErrNoResponders, // JetStream not enabled (starting)
 }
@@ -164,6 +173,15 @@ func apiError(api *jetstream.APIError) error {
 		return fmt.Errorf("%w: %s (%d)", ours, api.Description, api.ErrorCode)
 	}
 	return fmt.Errorf("%w: %s (%d)", errRefused, api.Description, api.ErrorCode)
+}
+
+// notYet is err of a look into a stream that is to be there: a cluster knows its
+// name before all of it knows the stream. It says nothing of what is in it.
+func notYet(err error) error {
+	if errors.Is(err, errNoStream) || errors.Is(err, jetstream.ErrStreamNotFound) {
+		return fmt.Errorf("%w: %s", ErrNoResponders, err.Error())
+	}
+	return err
 }
 
 func isOurs(err error) bool {

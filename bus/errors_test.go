@@ -58,6 +58,8 @@ func TestJetStreamErrors(t *testing.T) {
 		10047: bus.ErrFull,         // storage
 		10043: bus.ErrNotFound,     // sequence
 		10149: bus.ErrNotFound,     // consumer
+		10059: bus.ErrNotFound,     // stream
+		10176: bus.ErrNoResponders, // atomic batch is incomplete
 		10058: bus.ErrExists,       // stream
 		10148: bus.ErrExists,       // consumer
 		10009: bus.ErrNoResponders, // not leader

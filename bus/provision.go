@@ -165,7 +165,7 @@ func (b *Bus) persist(ctx context.Context, f func(context.Context) error) error 
 // provision makes one asset what it should be.
 func (b *Bus) provision(ctx context.Context, p Provisioning, want asset) (created bool, err error) {
 	name := want.stream.Name
-	have, err := b.streamConfig(ctx, name)
+	have, err := b.streamConfig(ctx, p.Mode, name)
 	if errors.Is(err, ErrNotFound) {
 		if p.Mode == ProvisionVerify {
 			return false, fmt.Errorf("stream %s is missing: create it, or start with provisioning %q", name, ProvisionCreate)
@@ -205,13 +205,20 @@ func (b *Bus) provision(ctx context.Context, p Provisioning, want asset) (create
 	return created, nil
 }
 
-func (b *Bus) streamConfig(ctx context.Context, name string) (cfg jetstream.StreamConfig, err error) {
+// streamConfig is the configuration of a stream. One that is to be there may be
+// late.
+func (b *Bus) streamConfig(ctx context.Context, mode, name string) (cfg jetstream.StreamConfig, err error) {
+	late := b.lateStream()
 	err = b.persist(ctx, func(ctx context.Context) error {
-		s, lookErr := b.js.Stream(ctx, name)
-		if lookErr == nil {
-			cfg = s.CachedInfo().Config
+		for {
+			s, lookErr := b.js.Stream(ctx, name)
+			if lookErr == nil {
+				cfg = s.CachedInfo().Config
+			}
+			if mode != ProvisionVerify || !late(ctx, mapError(lookErr)) {
+				return lookErr
+			}
 		}
-		return lookErr
 	})
 	return cfg, err
 }
@@ -224,14 +231,10 @@ func (b *Bus) createStream(ctx context.Context, c jetstream.StreamConfig) (jetst
 		_, err := b.js.CreateStream(ctx, c)
 		if err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			s, lookErr := b.js.Stream(ctx, c.Name)
-			if errors.Is(lookErr, jetstream.ErrStreamNotFound) {
-				// A cluster knows the name before all of it knows the stream.
-				return fmt.Errorf("%w: %s", ErrNoResponders, lookErr.Error())
-			}
 			if lookErr == nil {
 				inForce = s.CachedInfo().Config
 			}
-			return lookErr
+			return notYet(lookErr)
 		}
 		if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.ErrorCode == errNoPeers {
 			// A cluster that is forming says the same as one that is too small.
@@ -414,7 +417,7 @@ func (b *Bus) provisionConsumer(ctx context.Context, p Provisioning, stream stri
 			_, err = b.js.UpdateConsumer(ctx, stream, c)
 		}
 		if err != nil {
-			return fmt.Errorf("consumer %s of stream %s: %w", want.Durable, stream, err)
+			return fmt.Errorf("consumer %s of stream %s: %w", want.Durable, stream, notYet(err))
 		}
 		return nil
 	})

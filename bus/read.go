@@ -41,7 +41,7 @@ func (b *Bus) Last(ctx context.Context, stream, subject string) (Msg, error) {
 	}
 	s, serr := b.StreamState(ctx, stream)
 	if serr != nil {
-		return Msg{}, serr
+		return Msg{}, notYet(serr)
 	}
 	if s.LastSeq < heard {
 		return Msg{}, fmt.Errorf("get from %s: %w: its leader knows of %d, %d was heard", stream, ErrNoResponders, s.LastSeq, heard)
@@ -96,7 +96,7 @@ func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (Msg, error) {
 	s, err := b.StreamState(ctx, stream)
 	switch {
 	case err != nil:
-		return Msg{}, err
+		return Msg{}, notYet(err)
 	case s.LastSeq < seq:
 		return Msg{}, fmt.Errorf("get %d from %s: %w: its leader knows of %d", seq, stream, ErrNoResponders, s.LastSeq)
 	}
@@ -251,8 +251,9 @@ func (b *Bus) deleteMsg(ctx context.Context, stream string, seq uint64) error {
 	return wrap("delete message", err)
 }
 
-// apiCall is one request to the JetStream API. apiErr points at the error
-// field of resp.
+// apiCall is a request to the JetStream API. apiErr points at the error field
+// of resp. What a cluster says of a stream that it has not, see lateStream, is
+// believed when it has said so for a while.
 func (b *Bus) apiCall(ctx context.Context, subject string, req, resp any, apiErr **jetstream.APIError) error {
 	ctx, cancel := withDefaultTimeout(ctx, readTry)
 	defer cancel()
@@ -263,17 +264,45 @@ func (b *Bus) apiCall(ctx context.Context, subject string, req, resp any, apiErr
 			return err
 		}
 	}
-	m, err := b.request(ctx, &nats.Msg{Subject: b.api + subject, Data: data})
-	if err != nil {
-		return err
+	late := b.lateStream()
+	for {
+		m, err := b.request(ctx, &nats.Msg{Subject: b.api + subject, Data: data})
+		if *apiErr != nil && ctx.Err() != nil {
+			return apiError(*apiErr) // as it was said before
+		}
+		if err != nil {
+			return err
+		}
+		*apiErr = nil
+		if err := json.Unmarshal(m.Data, resp); err != nil {
+			return fmt.Errorf("answer of %s: %w", subject, err)
+		}
+		if *apiErr == nil {
+			return nil
+		}
+		if err := apiError(*apiErr); !late(ctx, err) {
+			return err
+		}
 	}
-	if err := json.Unmarshal(m.Data, resp); err != nil {
-		return fmt.Errorf("answer of %s: %w", subject, err)
+}
+
+// lateStream gives a function that reports, after a pause, whether to ask again
+// because of err: a server that has just begun to lead a cluster does not know
+// of the last streams yet, and says that they are not there.
+func (b *Bus) lateStream() func(ctx context.Context, err error) bool {
+	var since time.Time // it has been said
+	bo := newBackoff(100*time.Millisecond, time.Second)
+	return func(ctx context.Context, err error) bool {
+		if !errors.Is(err, errNoStream) || b.nc.ConnectedClusterName() == "" {
+			since = time.Time{}
+			return false
+		}
+		if since.IsZero() {
+			since = time.Now()
+			bo.Reset()
+		}
+		return time.Since(since) < readTry && wait(ctx, bo) == nil
 	}
-	if *apiErr != nil {
-		return apiError(*apiErr)
-	}
-	return nil
 }
 
 func (b *Bus) leaderGet(ctx context.Context, stream string, req getRequest) (Msg, error) {
@@ -288,7 +317,7 @@ func (b *Bus) leaderGet(ctx context.Context, stream string, req getRequest) (Msg
 		Error *jetstream.APIError `json:"error"`
 	}
 	if err := b.apiCall(ctx, "STREAM.MSG.GET."+stream, req, &resp, &resp.Error); err != nil {
-		return Msg{}, fmt.Errorf("get from %s: %w", stream, err)
+		return Msg{}, fmt.Errorf("get from %s: %w", stream, notYet(err))
 	}
 	m := Msg{
 		Subject: resp.Message.Subject, Seq: resp.Message.Seq, Data: resp.Message.Data,

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -148,5 +149,26 @@ func TestToldLostAcknowledgement(t *testing.T) {
 	}
 	if l.cuts.Load() != 1 {
 		t.Errorf("%d cuts, want 1: the test did not test", l.cuts.Load())
+	}
+}
+
+// TestToldAgain: a write with its lines that the server takes no batch for now
+// is tried again, as any other write is.
+func TestToldAgain(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t, bustest.OneBatch(time.Second)).Bus(t)
+	kv, err := b.KV(t.Context(), subjects.BucketAlerts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := bus.Header{"Nats-Batch-Id": {"another's"}, "Nats-Batch-Sequence": {"1"}}
+	if _, err := b.Request(t.Context(), "$KV."+subjects.BucketAlerts+".other", []byte("v"), begun); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.Telling([]byte("created")).Create(t.Context(), "k", []byte("v"), 0); err != nil {
+		t.Errorf("Create = %v beside another batch", err)
+	}
+	if diff := cmp.Diff([]string{"created"}, toldIn(t, b, "KV_"+subjects.BucketAlerts)); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
 	}
 }

@@ -80,6 +80,14 @@ func Room(n int64) Option { return func(o *server.Options) { o.JetStreamMaxStore
 // MaxPayload is how many bytes a message may have; 4 MiB otherwise.
 func MaxPayload(n int32) Option { return func(o *server.Options) { o.MaxPayload = n } }
 
+// OneBatch has a stream take one atomic batch at a time, not 50, and give one up
+// timeout after its first message, not 10 s.
+func OneBatch(timeout time.Duration) Option {
+	return func(o *server.Options) {
+		o.JetStreamLimits.MaxBatchInflightPerStream, o.JetStreamLimits.MaxBatchTimeout = 1, timeout
+	}
+}
+
 // TLS makes the server speak TLS with the certificate given.
 func TLS(c tls.Certificate) Option {
 	return func(o *server.Options) {
