@@ -30,10 +30,7 @@ func (w *Worker) apiDispatch(ctx context.Context, from subjects.AgentID, m bus.M
 	if err != nil {
 		return nil, err
 	}
-	if err := w.admit(); err != nil {
-		return nil, err
-	}
-	n, duplicate, err := w.dispatch(ctx, from, d, m.Data, "")
+	n, duplicate, err := w.dispatch(ctx, from, d, m.Data, "", w.admit())
 	if err != nil {
 		return nil, err
 	}
@@ -73,8 +70,8 @@ func (w *Worker) admit() error {
 
 // dispatch makes a valid dispatch a task: record 1. A dispatch that is the same
 // as an earlier one is that task (duplicate). id is what the task is called if
-// the dispatch does not say.
-func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, raw []byte, id subjects.TaskID) (n *fleet.Event, duplicate bool, err error) {
+// the dispatch does not say; full is why there is no room for a new one, if so.
+func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, raw []byte, id subjects.TaskID, full error) (n *fleet.Event, duplicate bool, err error) {
 	crash.Point("after_decode")
 	plant.Leak("leak")
 	if plant.Bug("sender_forged") && d.From != "" {
@@ -87,15 +84,16 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 	sum := sha256.Sum256(raw)
 	hash := hex.EncodeToString(sum[:])
 	now := w.now()
-	if _, late := d.DeadlineAt(now); late != nil {
-		// An earlier copy may have been accepted while its deadline was ahead.
+	_, late := d.DeadlineAt(now)
+	if refusal := cmp.Or(late, full); refusal != nil {
+		// An earlier copy may have been accepted: in time, and with room.
 		switch n, err = w.earlier(ctx, from, d, id, hash); {
 		case err == nil:
 			return n, true, nil
 		case subjects.CodeOf(err) == subjects.CodeUnavailable:
 			return nil, false, err
 		}
-		return nil, false, late
+		return nil, false, refusal
 	}
 	id, key, err := w.name(ctx, from, d, id, hash)
 	if err != nil {
@@ -287,7 +285,7 @@ func (w *Worker) onInbox(ctx context.Context, m bus.Msg) error {
 	}
 	d, err := decodeDispatch(m)
 	if err == nil {
-		_, _, err = w.dispatch(ctx, from, d, m.Data, id)
+		_, _, err = w.dispatch(ctx, from, d, m.Data, id, nil)
 	}
 	if err == nil {
 		crash.Point("before_inbox_ack")

@@ -143,8 +143,12 @@ func TestTooManyWaiting(t *testing.T) {
 	busy := w.send(dispatchJSON("x", ""))
 	a.offered()
 	bustest.Eventually(t, "it works", func() bool { return w.view(busy).State == fleet.StateWorking })
-	for range 3 {
-		w.send(dispatchJSON("x", ""))
+	byID, byKey := dispatchJSON("x", `"task_id":"mine"`), dispatchJSON("x", `"idempotency_key":"mine"`)
+	accepted := []subjects.TaskID{w.send(byID), w.send(byKey), w.send(dispatchJSON("x", ""))}
+	for i, again := range []string{byID, byKey} {
+		if n, err := call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(again)); err != nil || !n.Duplicate || n.TaskID != accepted[i] {
+			t.Errorf("a repeat while there is no room = %+v, %v, want task %s", n, err, accepted[i])
+		}
 	}
 	_, err = call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(dispatchJSON("x", "")))
 	if e := subjects.AsError(err); e == nil || e.Code != subjects.CodeRateLimited || e.RetryAfterSeconds <= 0 {
