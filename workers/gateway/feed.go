@@ -174,7 +174,7 @@ func (w *Worker) follow(ctx context.Context, from subjects.AgentID, x *watch, af
 	for {
 		if history {
 			if err := w.events(ctx, from, x.task, last, tell); err != nil {
-				return stopped(err)
+				return stopped(ctx, err)
 			}
 		}
 		queue, missed := x.take()
@@ -185,7 +185,7 @@ func (w *Worker) follow(ctx context.Context, from subjects.AgentID, x *watch, af
 				break
 			}
 			if err := tell(ev); err != nil {
-				return stopped(err)
+				return stopped(ctx, err)
 			}
 		}
 		if history {
@@ -199,9 +199,13 @@ func (w *Worker) follow(ctx context.Context, from subjects.AgentID, x *watch, af
 	}
 }
 
-func stopped(err error) error {
-	if errors.Is(err, errStop) {
+// stopped is why following a task ended with err: nil if it was to.
+func stopped(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, errStop):
 		return nil
+	case ctx.Err() != nil: // it may be what broke the reading
+		return context.Cause(ctx)
 	}
 	return err
 }
