@@ -256,7 +256,6 @@ func TestPublicAddress(t *testing.T) {
 	w.listing.at = time.Now().Add(time.Hour) // nobody is there to ask
 	r := httptest.NewRequest(http.MethodGet, "http://fleet.example.org/.well-known/agent-card.json", nil)
 	rec := httptest.NewRecorder()
-	w.cards.tags, w.cards.at = map[string]string{}, map[string]time.Time{}
 	w.guarded(http.HandlerFunc(w.serveCard)).ServeHTTP(rec, r)
 	var card struct{ SupportedInterfaces []struct{ URL string } }
 	if err := json.Unmarshal(rec.Body.Bytes(), &card); err != nil || len(card.SupportedInterfaces) != 3 || card.SupportedInterfaces[0].URL != "https://fleet.example.org/a2a" {
