@@ -96,6 +96,10 @@ func (h *health) close() {
 	}
 }
 
+// maxHeader is how long the header of a request may be: tokens are the longest
+// part of one, and anybody may send it.
+const maxHeader = 64 << 10
+
 // Run serves until ctx ends.
 func (h *health) Run(ctx context.Context) error {
 	mux := http.NewServeMux()
@@ -106,7 +110,10 @@ func (h *health) Run(ctx context.Context) error {
 		answer(w, http.StatusOK, map[string]any{"status": "ok", "version": version})
 	})
 	mux.HandleFunc("GET /readyz", h.ready)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute, Protocols: new(http.Protocols)}
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+		MaxHeaderBytes: maxHeader, Protocols: new(http.Protocols),
+	}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(h.secure)
 	server.Protocols.SetUnencryptedHTTP2(!h.secure) // gRPC

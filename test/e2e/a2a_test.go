@@ -51,6 +51,24 @@ func TestA2A(t *testing.T) {
 		t.Parallel()
 		driveJS(t, url)
 	})
+	t.Run("long headers", func(t *testing.T) {
+		t.Parallel()
+		for length, want := range map[int]int{32 << 10: http.StatusOK, 128 << 10: http.StatusRequestHeaderFieldsTooLarge} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/.well-known/agent-card.json", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("X-Long", strings.Repeat("x", length))
+			res, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = res.Body.Close()
+			if res.StatusCode != want {
+				t.Errorf("a header of %d bytes: %d, want %d", length, res.StatusCode, want)
+			}
+		}
+	})
 }
 
 // upWithA2A starts parley up, and an agent that echoes, or asks when it is told

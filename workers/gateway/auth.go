@@ -40,7 +40,7 @@ type authenticator struct {
 
 	provider *http.Client // asks the issuer
 
-	verifier shared[*oidc.IDTokenVerifier]
+	trusted shared[*trusted]
 }
 
 // issuerTimeout bounds a question to the issuer: who waits for it holds others up.
@@ -104,29 +104,22 @@ func (a *authenticator) known(token string) (id subjects.AgentID, ok bool) {
 	return id, ok
 }
 
-// discovered is the issuer's verifier. Its keys are found through its discovery
-// document, at the first token that needs them.
-func (a *authenticator) discovered(ctx context.Context) (*oidc.IDTokenVerifier, error) {
-	return a.verifier.get(time.Now(), forever, func() (*oidc.IDTokenVerifier, error) {
-		// The provider keeps the context for later key look-ups.
-		kept := oidc.ClientContext(context.WithoutCancel(ctx), a.provider)
-		provider, err := oidc.NewProvider(kept, a.cfg.Issuer)
-		if err != nil {
-			return nil, err
-		}
-		return provider.VerifierContext(kept, &oidc.Config{ClientID: a.cfg.Audience}), nil
-	})
-}
-
 // verify checks a token of the issuer.
 func (a *authenticator) verify(ctx context.Context, token string) (subjects.AgentID, error) {
-	v, err := a.discovered(ctx)
-	if err != nil {
+	away := func(err error) error {
 		f := faultf(kindUnavailable, "the identity provider does not answer")
 		f.retry, f.cause = time.Second, err
-		return "", f
+		return f
 	}
-	t, err := v.Verify(ctx, token)
+	keys, err := a.trusted.get(time.Now(), forever, func() (*trusted, error) { return discover(ctx, a.provider, a.cfg.Issuer) })
+	if err != nil {
+		return "", away(err)
+	}
+	v := &verdict{keys: keys}
+	t, err := oidc.NewVerifier(a.cfg.Issuer, v, &oidc.Config{ClientID: a.cfg.Audience, SupportedSigningAlgs: keys.algorithms}).Verify(ctx, token)
+	if v.away != nil {
+		return "", away(v.away)
+	}
 	if err != nil {
 		f := faultf(kindUnauthenticated, "the token is not valid")
 		if _, expired := errors.AsType[*oidc.TokenExpiredError](err); expired {

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +27,8 @@ import (
 type issuer struct {
 	url    string
 	signer jose.Signer
+	away   atomic.Bool  // its keys cannot be had
+	asked  atomic.Int32 // for its keys
 }
 
 func newIssuer(t *testing.T) *issuer {
@@ -46,7 +49,15 @@ func newIssuer(t *testing.T) *issuer {
 		"issuer": s.URL, "jwks_uri": s.URL + "/keys", "authorization_endpoint": s.URL, "token_endpoint": s.URL,
 		"id_token_signing_alg_values_supported": []string{"ES256"},
 	}))
-	mux.HandleFunc("/keys", answer(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k1", Algorithm: "ES256", Use: "sig"}}}))
+	keys := answer(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k1", Algorithm: "ES256", Use: "sig"}}})
+	mux.HandleFunc("/keys", func(rw http.ResponseWriter, r *http.Request) {
+		i.asked.Add(1)
+		if i.away.Load() {
+			http.Error(rw, "not now", http.StatusServiceUnavailable)
+			return
+		}
+		keys(rw, r)
+	})
 	i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: "k1"}}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -103,6 +114,43 @@ func TestJWT(t *testing.T) {
 	away := newAuthenticator(Auth{Issuer: "http://127.0.0.1:1", Audience: "fleet"})
 	if _, err := away.identify(t.Context(), http.Header{"Authorization": {"Bearer " + i.token(t, good)}}, peer{}); asFault(err).kind != kindUnavailable {
 		t.Errorf("no provider: %v, want UNAVAILABLE", err)
+	}
+}
+
+// TestKeysAway: while the keys of a provider cannot be had, nobody knows whether
+// a token is valid; nobody is refused, or told of. Keys that are known stay.
+func TestKeysAway(t *testing.T) {
+	t.Parallel()
+	i, forger := newIssuer(t), newIssuer(t)
+	good := jwt.Claims{Issuer: i.url, Subject: "ann", Audience: jwt.Audience{"fleet"}, Expiry: jwt.NewNumericDate(time.Now().Add(time.Hour))}
+	refused := 0
+	cfg := Auth{Issuer: i.url, Audience: "fleet", Refused: func(context.Context, string, string) { refused++ }}
+	ask := func(a *authenticator, by *issuer) error {
+		_, err := a.identify(t.Context(), http.Header{"Authorization": {"Bearer " + by.token(t, good)}}, peer{})
+		return err
+	}
+	i.away.Store(true)
+	if f := asFault(ask(newAuthenticator(cfg), i)); f.kind != kindUnavailable || f.retry <= 0 || refused != 0 {
+		t.Errorf("keys that cannot be had: %v, retry after %s, %d refused, want UNAVAILABLE and none", f, f.retry, refused)
+	}
+	i.away.Store(false)
+	a := newAuthenticator(cfg)
+	if err := ask(a, i); err != nil {
+		t.Fatal(err)
+	}
+	i.asked.Store(0)
+	const forged = 20
+	for range forged {
+		if f := asFault(ask(a, forger)); f.kind != kindUnauthenticated {
+			t.Errorf("a forged token: %v, want UNAUTHENTICATED", f)
+		}
+	}
+	if n := i.asked.Load(); refused != forged || n > 2 {
+		t.Errorf("%d of %d forged tokens are told of, and the provider was asked for its keys %d times", refused, forged, n)
+	}
+	i.away.Store(true)
+	if err := ask(a, i); err != nil {
+		t.Errorf("a key that is known: %v", err)
 	}
 }
 
@@ -208,7 +256,6 @@ func TestPublicAddress(t *testing.T) {
 	w.listing.at = time.Now().Add(time.Hour) // nobody is there to ask
 	r := httptest.NewRequest(http.MethodGet, "http://fleet.example.org/.well-known/agent-card.json", nil)
 	rec := httptest.NewRecorder()
-	w.cards.tags, w.cards.at = map[string]string{}, map[string]time.Time{}
 	w.guarded(http.HandlerFunc(w.serveCard)).ServeHTTP(rec, r)
 	var card struct{ SupportedInterfaces []struct{ URL string } }
 	if err := json.Unmarshal(rec.Body.Bytes(), &card); err != nil || len(card.SupportedInterfaces) != 3 || card.SupportedInterfaces[0].URL != "https://fleet.example.org/a2a" {

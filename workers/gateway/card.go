@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -59,6 +60,7 @@ func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2
 			return nil, faultf(kindTaskNotFound, "there is no agent "+string(agent))
 		}
 	}
+	skills, more := skillsOf(all, agent != "")
 	c := &a2apb.AgentCard{
 		Name: w.cfg.Name, Description: w.cfg.Description, Version: w.cfg.Version,
 		DefaultInputModes: []string{"text/plain", "application/json", "*/*"}, DefaultOutputModes: []string{"text/plain", "application/json"},
@@ -70,7 +72,7 @@ func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2
 				{Uri: HealthURI, Description: "How well the agents behind this card are", Params: healthOf(all)},
 			},
 		},
-		Skills: skillsOf(all, agent != ""),
+		Skills: skills,
 	}
 	if agent != "" {
 		w1 := all[0].Announce.Worker
@@ -79,6 +81,12 @@ func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2
 		if w1.Model != "" {
 			c.Description += ", on " + clean(w1.Model)
 		}
+	}
+	switch {
+	case more > 0 && agent == "":
+		c.Description += "; " + strconv.Itoa(more) + " more skills are in the cards of its agents, which " + pathAgents + " lists"
+	case more > 0:
+		c.Description += "; it has " + strconv.Itoa(more) + " more skills"
 	}
 	type door struct{ binding, url string }
 	var doors []door
@@ -131,17 +139,35 @@ func (w *Worker) secure(c *a2apb.AgentCard) {
 	}
 }
 
+// A card has at most so many skills and instances, and of each so many bytes: the
+// clients that know most of them read 1 MiB of a card, and a NATS server passes no
+// more on.
+const (
+	maxSkills     = 500
+	maxInstances  = 500
+	maxCardMember = 256 << 10
+)
+
 // skillsOf are the skills that agents announce, each once; an agent that
 // announces none has one of its own name. Of the whole fleet, they are tagged
-// with their agent.
-func skillsOf(all []fleet.AgentView, one bool) []*a2apb.AgentSkill {
-	var out []*a2apb.AgentSkill
-	seen := map[string]bool{}
+// with their agent. more counts those that do not fit.
+func skillsOf(all []fleet.AgentView, one bool) (out []*a2apb.AgentSkill, more int) {
+	seen, size, full := map[string]bool{}, 0, false
 	add := func(s *a2apb.AgentSkill) {
-		if s.Id != "" && !seen[s.Id] {
-			seen[s.Id] = true
-			out = append(out, s)
+		if s.Id == "" || seen[s.Id] {
+			return
 		}
+		seen[s.Id] = true
+		if !full {
+			data, err := protojson.Marshal(s)
+			size += len(mustJSON(json.RawMessage(data))) // as cards have it
+			full = err != nil || len(out) == maxSkills || size > maxCardMember
+		}
+		if full {
+			more++
+			return
+		}
+		out = append(out, s)
 	}
 	for i := range all {
 		a := &all[i].Announce
@@ -156,12 +182,13 @@ func skillsOf(all []fleet.AgentView, one bool) []*a2apb.AgentSkill {
 		for _, tool := range a.Capabilities.Tools {
 			tags = append(tags, clean(tool))
 		}
-		n := len(out)
+		none := true
 		for _, raw := range a.Capabilities.Skills {
 			s := new(a2apb.AgentSkill)
 			if (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw, s) != nil || s.Id == "" {
 				continue
 			}
+			none = false
 			s.Name, s.Description = pick(s.Name, s.Id), pick(s.Description, s.Id)
 			if !one {
 				s.Id = id + "/" + s.Id
@@ -171,19 +198,20 @@ func skillsOf(all []fleet.AgentView, one bool) []*a2apb.AgentSkill {
 			}
 			add(s)
 		}
-		if len(out) == n && !seen[id] {
+		if none {
 			add(&a2apb.AgentSkill{Id: id, Name: id, Description: "Tasks in plain words, done by the agent " + id, Tags: tags})
 		}
 	}
-	if len(out) == 0 {
+	if len(seen) == 0 {
 		out = append(out, &a2apb.AgentSkill{
 			Id: "task", Name: "Tasks", Description: "Tasks in plain words; no agent is there just now, they wait for one", Tags: []string{"task"},
 		})
 	}
-	return out
+	return out, more
 }
 
-// healthOf is what the extension tells of the agents.
+// healthOf is what the extension tells of the agents: of more than fit those that
+// live, and how many more there are.
 func healthOf(all []fleet.AgentView) *structpb.Struct {
 	type instance struct {
 		Agent    subjects.AgentID    `json:"agent_id"`
@@ -195,15 +223,30 @@ func healthOf(all []fleet.AgentView) *structpb.Struct {
 		Max      int                 `json:"max_parallel"`
 		MCP      fleet.MCPHealth     `json:"mcp_health,omitempty"`
 	}
-	list := []instance{}
-	for i := range all {
-		v := &all[i]
-		w := &v.Announce.Worker
-		list = append(list, instance{
-			w.AgentID, v.Announce.Instance(), v.Live, v.Draining, clean(w.ModelTier), clean(w.Model), max(w.MaxParallel, 1), v.Announce.MCPHealth,
-		})
+	list, size := []json.RawMessage{}, 0
+	add := func(live bool) {
+		for i := range all {
+			v := &all[i]
+			w := &v.Announce.Worker
+			if v.Live != live || len(list) == maxInstances {
+				continue
+			}
+			data := mustJSON(instance{
+				w.AgentID, v.Announce.Instance(), v.Live, v.Draining, clean(w.ModelTier), clean(w.Model), max(w.MaxParallel, 1), v.Announce.MCPHealth,
+			})
+			if size += len(data); size > maxCardMember {
+				return
+			}
+			list = append(list, data)
+		}
 	}
-	return toStruct(map[string]any{"agents": list})
+	add(true)
+	add(false)
+	told := map[string]any{"agents": list}
+	if more := len(all) - len(list); more > 0 {
+		told["more"] = more
+	}
+	return toStruct(told)
 }
 
 // cardJSON is a card as the specification wants it: required members are there
@@ -220,52 +263,76 @@ func cardJSON(c *a2apb.AgentCard) ([]byte, error) {
 	return json.Marshal(m) // keys in order: the same card has the same bytes
 }
 
-// seen remembers when a card was first as it is.
-type seen struct {
-	mu   sync.Mutex
-	tags map[string]string // of an address, the tag of its card
-	at   map[string]time.Time
+// cardPage is a card as it is sent.
+type cardPage struct {
+	body  []byte
+	tag   string
+	since time.Time // when it was first so
 }
 
-func (s *seen) since(address, tag string, now time.Time) time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.tags) > maxCallers {
-		clear(s.tags)
-		clear(s.at)
+// cardPages are the cards that were asked for, by whose they are and the address that
+// they name. Everybody may ask under any address: what that costs is bounded.
+type cardPages struct {
+	mu  sync.Mutex
+	all map[[sha256.Size]byte]*shared[cardPage]
+}
+
+// maxPages is how many cards are kept; beyond it all are made anew.
+const maxPages = 128
+
+func (p *cardPages) of(address string) *shared[cardPage] {
+	key := sha256.Sum256([]byte(address))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all[key] == nil {
+		if p.all == nil || len(p.all) >= maxPages {
+			p.all = make(map[[sha256.Size]byte]*shared[cardPage])
+		}
+		p.all[key] = new(shared[cardPage])
 	}
-	if s.tags[address] != tag {
-		s.tags[address], s.at[address] = tag, now
-	}
-	return s.at[address]
+	return p.all[key]
 }
 
 // serveCard serves the card of an agent, or of the fleet.
 func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
-	agent := subjects.AgentID(r.PathValue("agent"))
 	at := w.baseOf(r)
-	card, err := w.card(r.Context(), agent, at)
+	shown := w.cards.of(at.url + " " + r.URL.Path)
+	p, err := shown.get(time.Now(), listAge, func() (cardPage, error) {
+		body, err := w.servedCard(r, at)
+		if err != nil {
+			return shown.value, err
+		}
+		sum := sha256.Sum256(body)
+		next := cardPage{body: body, tag: `"` + hex.EncodeToString(sum[:16]) + `"`, since: time.Now().Truncate(time.Second)}
+		if next.tag == shown.value.tag {
+			next.since = shown.value.since
+		}
+		return next, nil
+	})
 	if err != nil {
 		w.restFault(rw, r, err)
 		return
 	}
-	body, err := w.cardBody(card, at)
-	if err == nil && (w.signer == nil || strings.HasSuffix(r.URL.Path, legacyCardPath)) {
-		body, err = withLegacy(r.Context(), body, card, at) // a signature holds for the card of 1.0 alone
-	}
-	if err != nil {
-		w.restFault(rw, r, err)
-		return
-	}
-	sum := sha256.Sum256(body)
-	tag := `"` + hex.EncodeToString(sum[:16]) + `"`
 	h := rw.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "public, max-age=5")
-	h.Set("ETag", tag)
+	h.Set("ETag", p.tag)
 	h.Set("Vary", "Host")
 	// It answers If-None-Match, If-Modified-Since and HEAD.
-	http.ServeContent(rw, r, "", w.cards.since(at.url+" "+r.URL.Path, tag, time.Now()).Truncate(time.Second), bytes.NewReader(body))
+	http.ServeContent(rw, r, "", p.since, bytes.NewReader(p.body))
+}
+
+// servedCard is the card that a request asks for.
+func (w *Worker) servedCard(r *http.Request, at base) ([]byte, error) {
+	card, err := w.card(r.Context(), subjects.AgentID(r.PathValue("agent")), at)
+	if err != nil {
+		return nil, err
+	}
+	body, err := w.cardBody(card, at)
+	if err != nil || w.signer != nil && !strings.HasSuffix(r.URL.Path, legacyCardPath) {
+		return body, err
+	}
+	return withLegacy(r.Context(), body, card, at) // a signature holds for the card of 1.0 alone
 }
 
 // cardBody is a card as it is sent.

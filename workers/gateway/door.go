@@ -144,9 +144,15 @@ func sameOrigin(origin, host string) bool {
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
 }
 
+// maxHost is how long a host may be that a request names.
+const maxHost = 255
+
 // hostAllowed keeps pages of the web from a port that asks nobody who they are:
 // such a one answers only under names that mean this machine, or ours.
 func hostAllowed(host, ours string, anyone bool) bool {
+	if len(host) > maxHost {
+		return false
+	}
 	if anyone {
 		return true
 	}

@@ -115,6 +115,34 @@ func asFault(err error) *fault {
 	return &fault{kind: kindInternal, message: "an internal error; the gateway's log has more", cause: err}
 }
 
+// about is err of a message that the fleet has taken for a task, or may have, as
+// said says: its sender is told which task. A message without an idempotency key
+// is another one when it is repeated, so nobody is told to.
+func about(c *call, task subjects.TaskID, said string, err error) error {
+	f := *asFault(err)
+	if f.meta = maps.Clone(f.meta); f.meta == nil {
+		f.meta = make(map[string]string)
+	}
+	f.meta["taskId"] = string(task)
+	switch {
+	case f.kind != kindUnavailable:
+		f.message = said + ": " + f.message
+	case c.key == "":
+		f.message = said + "; GetTask tells how the task " + string(task) + " is"
+		f.retry = 0
+		delete(f.meta, "remedy")
+	}
+	return &f
+}
+
+// reason is what the log is told of the fault.
+func (f *fault) reason() error {
+	if f.cause != nil {
+		return f.cause
+	}
+	return f
+}
+
 // info is the metadata of the ErrorInfo.
 func (f *fault) info(now time.Time) map[string]string {
 	m := map[string]string{"timestamp": now.UTC().Format(time.RFC3339)}

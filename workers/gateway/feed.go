@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -22,17 +21,25 @@ const maxWaiting = 64
 // feed is what one replica hears of all tasks: a single tail of the records,
 // handed on in memory to whoever watches a task, and the index of ListTasks.
 type feed struct {
-	log     *slog.Logger
-	heardOf func(subjects.TaskID) // called for every task that a record comes of
+	log      *slog.Logger
+	maxEnded int
+	heardOf  func(subjects.TaskID) // called for every task that a record comes of
 
 	mu    sync.Mutex
 	heard map[subjects.TaskID][]*watch
 	index map[subjects.TaskID]*listed
-	swept time.Time // by the clock of the records
+	ended []*listed // of the index, in the order of their ends
 }
 
+// maxEnded is how many ended tasks ListTasks knows: as many as routers keep,
+// where nobody says otherwise.
+const maxEnded = 1_000_000
+
 func newFeed(log *slog.Logger) *feed {
-	return &feed{log: log, heardOf: func(subjects.TaskID) {}, heard: make(map[subjects.TaskID][]*watch), index: make(map[subjects.TaskID]*listed)}
+	return &feed{
+		log: log, maxEnded: maxEnded, heardOf: func(subjects.TaskID) {},
+		heard: make(map[subjects.TaskID][]*watch), index: make(map[subjects.TaskID]*listed),
+	}
 }
 
 // listed is what ListTasks needs to know of a task.
@@ -74,25 +81,30 @@ func (f *feed) record(m bus.Msg) {
 			l = &listed{id: id, from: ev.Facts.From, agent: ev.Facts.Policy.Agent, context: ev.Facts.ContextID}
 			f.index[id] = l
 		}
+		if ev.State.Terminal() && !l.state.Terminal() {
+			f.ended = append(f.ended, l)
+		}
 		l.state, l.updated = ev.State, ev.Time.UnixMilli()
 	}
-	if ev.Time.Sub(f.swept) > sweepEvery {
-		f.swept = ev.Time
-		f.sweep(ev.Time)
-	}
+	f.sweep(ev.Time)
 	for _, w := range f.heard[id] {
 		w.add(ev)
 	}
 }
 
-// sweepEvery is how often the index drops tasks whose records are gone.
-const sweepEvery = 10 * time.Minute
-
-// sweep needs the lock.
+// sweep drops tasks from the index whose records are gone: those that ended long
+// ago, and the oldest where there are too many. It needs the lock.
 func (f *feed) sweep(now time.Time) {
-	maps.DeleteFunc(f.index, func(_ subjects.TaskID, l *listed) bool {
-		return l.state.Terminal() && now.Sub(time.UnixMilli(l.updated)) > keepEnded
-	})
+	for len(f.ended) > 0 {
+		l := f.ended[0]
+		if len(f.ended) <= f.maxEnded && now.Sub(time.UnixMilli(l.updated)) <= keepEnded {
+			return
+		}
+		f.ended[0], f.ended = nil, f.ended[1:]
+		if f.index[l.id] == l && l.state.Terminal() {
+			delete(f.index, l.id)
+		}
+	}
 }
 
 // forget drops a task from the index: its records are gone.
@@ -174,7 +186,7 @@ func (w *Worker) follow(ctx context.Context, from subjects.AgentID, x *watch, af
 	for {
 		if history {
 			if err := w.events(ctx, from, x.task, last, tell); err != nil {
-				return stopped(err)
+				return stopped(ctx, err)
 			}
 		}
 		queue, missed := x.take()
@@ -185,7 +197,7 @@ func (w *Worker) follow(ctx context.Context, from subjects.AgentID, x *watch, af
 				break
 			}
 			if err := tell(ev); err != nil {
-				return stopped(err)
+				return stopped(ctx, err)
 			}
 		}
 		if history {
@@ -199,9 +211,13 @@ func (w *Worker) follow(ctx context.Context, from subjects.AgentID, x *watch, af
 	}
 }
 
-func stopped(err error) error {
-	if errors.Is(err, errStop) {
+// stopped is why following a task ended with err: nil if it was to.
+func stopped(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, errStop):
 		return nil
+	case ctx.Err() != nil: // it may be what broke the reading
+		return context.Cause(ctx)
 	}
 	return err
 }

@@ -74,7 +74,7 @@ func (s *rpcServer) admitGRPC(ctx context.Context, legacy bool) (*call, error) {
 func (s *rpcServer) refuse(ctx context.Context, err error) error {
 	f := asFault(err)
 	if f.kind == kindInternal {
-		s.w.log.Error("answer a gRPC call", slog.Any("error", err))
+		s.w.log.Error("answer a gRPC call", slog.Any("error", f.reason()))
 	}
 	_ = grpc.SetHeader(ctx, metadata.Pairs(strings.ToLower(headerVersion), protocolVersion))
 	return f.grpcError(time.Now())

@@ -268,7 +268,7 @@ func writeJSON(rw http.ResponseWriter, code int, mediaType string, v any) {
 func (w *Worker) told(rw http.ResponseWriter, r *http.Request, err error) *fault {
 	f := asFault(err)
 	if f.kind == kindInternal {
-		w.log.Error("answer a request", slog.String("path", r.URL.Path), slog.Any("error", err))
+		w.log.Error("answer a request", slog.String("path", r.URL.Path), slog.Any("error", f.reason()))
 	}
 	w.retryHeaders(rw, f)
 	return f

@@ -176,7 +176,7 @@ var sentinels = map[*kind]error{
 func (l *legacy) told(err error) error {
 	f := asFault(err)
 	if f.kind == kindInternal {
-		l.w.log.Error("answer a request of version 0.3", slog.Any("error", err))
+		l.w.log.Error("answer a request of version 0.3", slog.Any("error", f.reason()))
 	}
 	own := sentinels[f.kind]
 	if own == nil {
@@ -198,6 +198,8 @@ func through[Q, R proto.Message, S any](
 		return out, l.told(badField("params", clip(err.Error())))
 	}
 	l.pin(q)
+	ctx, cancel := l.w.during(ctx)
+	defer cancel()
 	m, err := l.w.ops[name].unary(ctx, c, q)
 	if err != nil {
 		return out, l.told(err)
@@ -223,8 +225,10 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 			return
 		}
 		l.pin(q)
-		gone := false
-		err = l.w.ops[name].stream(ctx, c, q, func(f frame) error {
+		during, cancel := l.w.during(ctx)
+		defer cancel()
+		began, gone := false, false
+		err = l.w.ops[name].stream(during, c, q, func(f frame) error {
 			if f.msg == nil {
 				return nil
 			}
@@ -232,12 +236,14 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 			if perr != nil {
 				return perr
 			}
+			began = true
 			if gone = !yield(e, nil); gone {
 				return errStop
 			}
 			return nil
 		})
-		if err != nil && !gone && !errors.Is(err, errDraining) && ctx.Err() == nil {
+		stopping := errors.Is(err, errDraining) // what has begun is taken up elsewhere
+		if err != nil && !gone && (stopping && !began || !stopping && ctx.Err() == nil) {
 			yield(nil, l.told(err))
 		}
 	}

@@ -94,8 +94,12 @@ func readQuery(c *call, req *a2apb.ListTasksRequest) (q query, err error) {
 	return q, err
 }
 
-// find lists what matches, newest first; total counts all pages.
-func (f *feed) find(q query) (page []listed, total int) {
+// find lists what matches behind the cursor, newest first: one page, and one more
+// to tell whether there is another. total counts all pages. While it looks no
+// record is taken in, so it keeps no more than it needs.
+func (f *feed) find(q query) (found []listed, total int) {
+	most := q.size + 1
+	found = make([]listed, 0, most+1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, l := range f.index {
@@ -104,13 +108,15 @@ func (f *feed) find(q query) (page []listed, total int) {
 		case q.state != 0 && stateOf(l.state) != q.state, l.updated < q.since:
 		default:
 			total++
-			if q.after.before(l) {
-				page = append(page, *l)
+			if !q.after.before(l) || len(found) == most && newestFirst(found[most-1], *l) < 0 {
+				continue
 			}
+			at, _ := slices.BinarySearchFunc(found, *l, newestFirst)
+			found = slices.Insert(found, at, *l)
+			found = found[:min(len(found), most)]
 		}
 	}
-	slices.SortFunc(page, newestFirst)
-	return page, total
+	return found, total
 }
 
 // listTasks is the operation ListTasks.
@@ -121,7 +127,7 @@ func (w *Worker) listTasks(ctx context.Context, c *call, req *a2apb.ListTasksReq
 	}
 	found, total := w.feed.find(q)
 	out := &a2apb.ListTasksResponse{Tasks: []*a2apb.Task{}, PageSize: int32(q.size)}
-	for len(found) > 0 && len(out.Tasks) < q.size {
+	for {
 		n := min(q.size-len(out.Tasks), len(found))
 		tasks, err := w.readAll(ctx, c, found[:n])
 		if err != nil {
@@ -137,12 +143,15 @@ func (w *Worker) listTasks(ctx context.Context, c *call, req *a2apb.ListTasksReq
 			}
 			out.Tasks = append(out.Tasks, trimmed(t, req.HistoryLength))
 		}
-		last := found[n-1]
-		if found = found[n:]; len(found) > 0 {
-			out.NextPageToken = cursor{last.updated, last.id}.token()
-		} else {
-			out.NextPageToken = ""
+		if n == len(found) {
+			break // nothing is behind them
 		}
+		q.after = cursor{found[n-1].updated, found[n-1].id}
+		if len(out.Tasks) == q.size {
+			out.NextPageToken = q.after.token()
+			break
+		}
+		found, _ = w.feed.find(q) // some are gone
 	}
 	out.TotalSize = int32(min(total, 1<<31-1))
 	return out, nil

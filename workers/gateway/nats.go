@@ -181,8 +181,12 @@ func (x *exchange) serve() {
 		if err != nil {
 			cancel()
 			err = errors.Join(err, <-ended)
-			if f, ok := errors.AsType[*fault](err); ok {
+			f, ok := errors.AsType[*fault](err)
+			switch {
+			case ok:
 				x.fail(f)
+			case errors.Is(err, errDraining) && (!x.unary() || !x.began): // it is taken up elsewhere
+				x.fail(errDraining)
 			}
 			w.log.Debug("call over NATS ended early", slog.Any("error", err))
 			return
@@ -334,7 +338,7 @@ func (x *exchange) unary() bool {
 func (x *exchange) fail(err error) {
 	f := asFault(err)
 	if f.kind == kindInternal {
-		x.d.w.log.Error("answer a call over NATS", slog.String("subject", x.m.Subject), slog.Any("error", err))
+		x.d.w.log.Error("answer a call over NATS", slog.String("subject", x.m.Subject), slog.Any("error", f.reason()))
 	}
 	h := x.header(a2anats.FrameError)
 	h.Set(a2anats.HeaderErrorCode, strconv.Itoa(f.kind.http))

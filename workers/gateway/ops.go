@@ -138,7 +138,11 @@ func (w *Worker) subscribeToTask(ctx context.Context, c *call, req *a2apb.Subscr
 	}
 	return w.follow(ctx, c.from, x, p.seq, resume, func(ev *fleet.Event) error {
 		frames := p.add(ev)
-		if ev.Seq <= after || resume && !ev.State.Terminal() && ev.Seq == after+1 && plant.Bug("stream_gap") {
+		switch ended := ev.State.Terminal(); {
+		case ended && ev.Seq < after: // nobody can have been told of anything behind it
+		case ended && ev.Seq == after:
+			return errStop
+		case ev.Seq <= after || resume && !ended && ev.Seq == after+1 && plant.Bug("stream_gap"):
 			return nil
 		}
 		if ev.Seq == after+1 && skip > 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"strconv"
 	"time"
 
@@ -67,7 +68,7 @@ func (w *Worker) deliver(ctx context.Context, c *call, req *a2apb.SendMessageReq
 	}
 	if err := w.push.set(ctx, cfg); err != nil {
 		w.feed.unwatch(s.watch)
-		return nil, err
+		return nil, about(c, cfg.TaskID, "the message was taken, its push notification config was not", err)
 	}
 	return s, nil
 }
@@ -130,7 +131,21 @@ func (w *Worker) dispatch(ctx context.Context, c *call, tenant subjects.AgentID,
 	if d.Task.TaskID == "" {
 		return w.dispatched(ctx, c, data, nil)
 	}
-	return w.dispatched(ctx, c, data, w.feed.watch(d.Task.TaskID))
+	s, err := w.dispatched(ctx, c, data, w.feed.watch(d.Task.TaskID))
+	return s, unsure(c, d.Task.TaskID, err)
+}
+
+// unsure is err of handing a message to the fleet, which may have taken it unless
+// it has refused it.
+func unsure(c *call, task subjects.TaskID, err error) error {
+	if err == nil {
+		return nil
+	}
+	switch asFault(err).kind {
+	case kindUnavailable, kindInternal:
+		return about(c, task, "the message may have been taken", err)
+	}
+	return err
 }
 
 // newDispatch is the dispatch that a message makes. Under an idempotency key the
@@ -213,7 +228,7 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 	view, err := w.hand(ctx, c, p, id, m, parts)
 	if err != nil {
 		w.feed.unwatch(x)
-		return nil, err
+		return nil, unsure(c, id, err)
 	}
 	return &sent{watch: x, since: view.Seq}, nil
 }
@@ -279,8 +294,11 @@ func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessag
 		}
 		return nil
 	})
+	if errors.Is(err, errDraining) && p.seq >= s.since {
+		err = nil // the task as it is: a repeat at another gateway could be another task
+	}
 	if err != nil {
-		return nil, err
+		return nil, about(c, s.watch.task, "the message was taken", err)
 	}
 	p.report()
 	if r := p.result; r != nil && r.AsMessage && r.Status == fleet.StatusDone {
@@ -312,7 +330,7 @@ func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.S
 	}
 	defer w.feed.unwatch(s.watch)
 	p := new(picture)
-	return w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
+	err = w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
 		frames := p.add(ev)
 		switch {
 		case ev.Seq < s.since:
@@ -330,6 +348,10 @@ func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.S
 		}
 		return nil
 	})
+	if err != nil {
+		return about(c, s.watch.task, "the message was taken", err)
+	}
+	return nil
 }
 
 // historyLength is how much of the history a client wants; nil is all.

@@ -85,7 +85,7 @@ type Worker struct {
 	push    *pusher // nil: not supported
 	nats    *natsDoor
 	listing shared[[]fleet.AgentView]
-	cards   seen
+	cards   cardPages
 	ready   atomic.Bool
 }
 
@@ -99,7 +99,6 @@ func New(cfg Config) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, log: cfg.Log.With(slog.String("component", "gateway")),
 		auth: newAuthenticator(cfg.Auth), limits: newLimits(cfg.Rate),
-		cards: seen{tags: make(map[string]string), at: make(map[string]time.Time)},
 	}
 	if cfg.URL != "" {
 		u, err := url.Parse(cfg.URL)

@@ -106,7 +106,7 @@ func (s *stream) once(ctx context.Context, yield func(a2a.Event, error) bool) er
 			s.task = id
 		}
 		s.over = last(ev, s.sending)
-		if !yield(ev, nil) {
+		if !yield(ev, nil) || s.over && s.sending { // a subscription that took the stream up would go on
 			return nil
 		}
 	}
