@@ -125,7 +125,7 @@ func (o *Objects) putChunks(ctx context.Context, info *jetstream.ObjectInfo, r i
 			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
 		}
 		end = err != nil
-		if end && err != io.EOF { //nolint:errorlint // Read's contract is io.EOF itself
+		if end && err != io.EOF {
 			failed = cmp.Or(failed, err)
 		}
 	}
