@@ -111,3 +111,42 @@ func TestResultWithoutItsOutput(t *testing.T) {
 		t.Errorf("the context holds %s, want the result of t1 without its output", fleet.MustEncode(records))
 	}
 }
+
+// What sessions held whose end was told while no worker was there goes once there
+// is one, and what others hold does not.
+func TestEndsWhileAway(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	stop := start(t, b)
+	boss := caller{t, b, "boss"}
+	k, err := b.KV(t.Context(), subjects.BucketSessions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []subjects.SessionID
+	for range 4 {
+		id := opened(boss).Session.SessionID
+		must[handshake.Appended](boss, "append", said(id, strings.Repeat("x", 200_000)))
+		ids = append(ids, id)
+	}
+	stop()
+	for _, id := range ids[1:] {
+		e, err := k.Get(t.Context(), string(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := k.DeleteRevision(t.Context(), e.Key, e.Revision); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start(t, b)
+	for stream, want := range map[string]int{subjects.StreamContext: 1, "OBJ_" + subjects.ObjectsOutputs: 2} { // data, and what is said of it
+		bustest.Eventually(t, stream+" has what is of one session", func() bool {
+			left, err := b.Subjects(t.Context(), stream, ">")
+			return err == nil && len(left) == want
+		})
+	}
+	if e := all(boss, ids[0])[0].Entry; e.Stored == nil || len(must[handshake.FetchReply](boss, "fetch", handshake.Fetch{SessionID: ids[0], Digest: e.Stored.Digest}).Data) != 200_000 {
+		t.Errorf("the session that lives has %+v", e)
+	}
+}
