@@ -146,7 +146,7 @@ func (a *app) watchContext(ctx context.Context, c *client, id subjects.SessionID
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err != nil && !away(err):
+		case err != nil && !away(err) && subjects.CodeOf(err) != subjects.CodeRateLimited:
 			return err
 		case err != nil:
 			select {

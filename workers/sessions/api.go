@@ -17,12 +17,20 @@ import (
 	"parley/workers"
 )
 
+// atOnce is how many calls a worker deals with at a time, and maxWaiting how many
+// of them may wait for news of a context. The rest is for the others.
+const (
+	atOnce     = 1 << 12
+	maxWaiting = atOnce / 4 * 3
+)
+
 // service is the session part of the API. Reads that wait end with run.
 func (w *Worker) service(run context.Context) bus.Service {
 	s := bus.Service{
 		Name: "sessions", Version: w.cfg.Version, Queue: "sessions",
 		Description: "Keeps sessions and their contexts",
 		Metadata:    map[string]string{"kind": "sessions"},
+		Concurrency: atOnce,
 	}
 	for _, e := range []struct {
 		verb   string
@@ -134,16 +142,6 @@ func newSessionID(now time.Time) subjects.SessionID {
 	return subjects.NewSessionID(now, random)
 }
 
-// createdAt reads the time in a session's id.
-func createdAt(id subjects.SessionID) (time.Time, bool) {
-	const prefix, layout = "a2a-", "20060102T150405Z"
-	if len(id) < len(prefix)+len(layout) {
-		return time.Time{}, false
-	}
-	at, err := time.Parse(layout, string(id[len(prefix):len(prefix)+len(layout)]))
-	return at, err == nil
-}
-
 func (w *Worker) create(ctx context.Context, from subjects.AgentID, r *handshake.Create) (any, error) {
 	if _, err := subjects.ParseAgentID(string(from)); err != nil {
 		return nil, err
@@ -248,9 +246,7 @@ func (w *Worker) remove(ctx context.Context, from subjects.AgentID, r *handshake
 	w.mu.Lock()
 	w.forgetLocked(r.SessionID)
 	w.mu.Unlock()
-	if err := w.dropAll(ctx, r.SessionID); err != nil {
-		return nil, storeError(err)
-	}
+	w.drop(ctx, []subjects.SessionID{r.SessionID})
 	return &handshake.Deleted{SessionID: r.SessionID, OK: true}, nil
 }
 

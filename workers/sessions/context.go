@@ -44,10 +44,12 @@ func (w *Worker) add(ctx context.Context, rec handshake.Record, after *uint64, r
 	if err != nil {
 		return nil, err
 	}
-	if err := w.settleOutput(ctx, rec.SessionID, &rec.Entry); err != nil {
-		return nil, err
+	version, dup, err := w.repeated(ctx, &rec)
+	if err == nil && !dup {
+		if err = w.settleOutput(ctx, rec.SessionID, &rec.Entry); err == nil {
+			version, dup, err = w.append(ctx, &rec, after)
+		}
 	}
-	version, dup, err := w.append(ctx, &rec, after)
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +113,11 @@ func (w *Worker) readContext(ctx, run context.Context, from subjects.AgentID, r 
 	if _, err := w.use(ctx, from, r.SessionID, r.Token); err != nil {
 		return nil, err
 	}
+	full := false
+	if r.WaitSeconds > 0 {
+		defer w.waiting.Add(-1)
+		full = w.waiting.Add(1) > maxWaiting
+	}
 	wait := time.NewTimer(time.Duration(r.WaitSeconds * float64(time.Second)))
 	defer wait.Stop()
 	for {
@@ -121,6 +128,10 @@ func (w *Worker) readContext(ctx, run context.Context, from subjects.AgentID, r 
 		reply, err := w.read(ctx, r.SessionID, r.AfterVersion, cmp.Or(r.Limit, 100))
 		if err != nil || len(reply.Records) > 0 || r.WaitSeconds == 0 {
 			return reply, err
+		}
+		if full {
+			return nil, subjects.Errorf(subjects.CodeRateLimited, "%d calls wait for news of a session, which is as many as a worker takes", maxWaiting).
+				WithRemedy("repeat later").RetryAfter(time.Second)
 		}
 		select {
 		case <-news:

@@ -20,6 +20,10 @@
 //
 // The appends of one session are written one after the other, whichever worker
 // takes them; those of different sessions run side by side. Calls are bounded
-// by the bus's service. Workers share the calls in a queue group, and every one
-// follows all outcomes: what several do together counts once.
+// by the bus's service, and of them those that wait for news: beyond three
+// quarters they are refused. Workers share the calls in a queue group, and every
+// one follows all outcomes: what several do together counts once.
+//
+// A result waits until there is room for its version; one whose output alone has
+// none goes in without it, as it would keep those of all other sessions waiting.
 package sessions

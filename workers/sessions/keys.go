@@ -26,7 +26,8 @@ const (
 // keyring holds the keys that all sessions workers share. A key that is a day
 // old is followed by a new one, and counts until its last token is over.
 type keyring struct {
-	kv *bus.KV
+	kv  *bus.KV
+	now func() time.Time // by the servers' clocks, which all workers share
 
 	mu     sync.Mutex // guards all below
 	keys   handshake.Keys
@@ -46,7 +47,7 @@ func (r *keyring) loadLocked(ctx context.Context) error {
 		e, err := r.kv.Get(ctx, keysKey)
 		switch {
 		case errors.Is(err, bus.ErrNotFound):
-			err = r.writeLocked(ctx, handshake.Keys{newKey()}, 0)
+			err = r.writeLocked(ctx, handshake.Keys{r.newKey()}, 0)
 		case err == nil:
 			var keys handshake.Keys
 			if err := json.Unmarshal(e.Value, &keys); err != nil || len(keys) == 0 {
@@ -81,19 +82,19 @@ func (r *keyring) writeLocked(ctx context.Context, keys handshake.Keys, rev uint
 	return err
 }
 
-func newKey() handshake.Key {
+func (r *keyring) newKey() handshake.Key {
 	secret, id := make([]byte, handshake.MinSecret), make([]byte, 4)
 	_, _ = rand.Read(secret) // never fails
 	_, _ = rand.Read(id)
-	return handshake.Key{ID: hex.EncodeToString(id), Secret: secret, Created: time.Now().UTC()}
+	return handshake.Key{ID: hex.EncodeToString(id), Secret: secret, Created: r.now()}
 }
 
 // token makes a token, with a new key when the last one is old.
 func (r *keyring) token(ctx context.Context, id subjects.SessionID, expires time.Time) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for now := time.Now(); now.Sub(r.keys[0].Created) >= keyLife; {
-		next := handshake.Keys{newKey()}
+	for now := r.now(); now.Sub(r.keys[0].Created) >= keyLife; {
+		next := handshake.Keys{r.newKey()}
 		for _, k := range r.keys {
 			if now.Sub(k.Created) < keyLife+2*handshake.TokenLife {
 				next = append(next, k)

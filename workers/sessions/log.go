@@ -150,6 +150,24 @@ func (l *sessionLog) bounded() json.RawMessage {
 	return fleet.MustEncode(&v)
 }
 
+// repeated looks whether an append with a large output is there already, so that
+// what it brings is not stored again.
+func (w *Worker) repeated(ctx context.Context, r *handshake.Record) (version uint64, dup bool, err error) {
+	if r.Key == "" || r.Entry.Stored == nil && len(r.Entry.Output) <= handshake.MaxInline {
+		return 0, false, nil
+	}
+	l := w.logOf(r.SessionID)
+	if err := l.take(ctx); err != nil {
+		return 0, false, err
+	}
+	defer l.release()
+	if err := l.catchUp(ctx, w.bus); err != nil {
+		return 0, false, err
+	}
+	version, dup = l.keys[r.Key]
+	return version, dup, nil
+}
+
 // append writes r as the next version and returns it. A repeat of its key is
 // the version that it has, and so says dup.
 func (w *Worker) append(ctx context.Context, r *handshake.Record, after *uint64) (version uint64, dup bool, err error) {

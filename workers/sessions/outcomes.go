@@ -174,9 +174,12 @@ func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
 	if _, err := w.own(ctx, ev.Facts.From, id); err != nil {
 		return err
 	}
-	_, err = w.add(ctx, handshake.Record{
-		SessionID: id, Time: w.now(), Entry: outcomeEntry(ev), Key: "outcome:" + string(ev.TaskID),
-	}, nil, true)
+	rec := handshake.Record{SessionID: id, Time: w.now(), Entry: outcomeEntry(ev), Key: "outcome:" + string(ev.TaskID)}
+	_, err = w.add(ctx, rec, nil, true)
+	if errors.Is(err, errNoRoom) { // it would keep the results of all sessions waiting; task get has the output
+		rec.Entry.Output, rec.Entry.Omitted = nil, true
+		_, err = w.add(ctx, rec, nil, true)
+	}
 	return err
 }
 

@@ -1,7 +1,6 @@
 package sessions
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,7 +9,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"strings"
+	"time"
 
 	"parley/bus"
 	"parley/subjects"
@@ -29,15 +28,30 @@ func (w *Worker) put(ctx context.Context, from subjects.AgentID, r *handshake.Pu
 	if int64(r.Index)*handshake.PartSize+int64(len(r.Data)) > w.cfg.MaxOutput {
 		return nil, w.tooLarge("/index")
 	}
-	if err := w.outputs.Put(ctx, partName(r.SessionID, r.Digest, r.Index), bytes.NewReader(r.Data)); err != nil {
-		return nil, storeError(err)
+	if err := w.outputs.Keep(ctx, partName(r.SessionID, r.Digest, r.Index), r.Data); err != nil {
+		return nil, outputError(err)
 	}
 	return &handshake.PutReply{Digest: r.Digest, Index: r.Index}, nil
 }
 
+// errNoRoom is the cause of a refusal for want of room for an output.
+var errNoRoom = errors.New("no room for an output")
+
+func outputError(err error) error {
+	if !errors.Is(err, bus.ErrFull) {
+		return unavailable(err)
+	}
+	e := subjects.Errorf(subjects.CodeRateLimited, "the store of outputs is full").RetryAfter(time.Minute).
+		WithRemedy("have sessions that are done deleted, or an operator raise the limit of OBJ_" + subjects.ObjectsOutputs)
+	e.Err = errNoRoom
+	return e
+}
+
 func (w *Worker) tooLarge(pointer string) error {
-	return subjects.Errorf(subjects.CodePayloadTooLarge, "an output may have %d bytes", w.cfg.MaxOutput).At(pointer).
+	e := subjects.Errorf(subjects.CodePayloadTooLarge, "an output may have %d bytes", w.cfg.MaxOutput).At(pointer).
 		WithRemedy("keep it elsewhere and append where it is (output_file), or have the operator raise the limit")
+	e.Err = errNoRoom
+	return e
 }
 
 func (w *Worker) fetch(ctx context.Context, from subjects.AgentID, r *handshake.Fetch) (any, error) {
@@ -87,8 +101,8 @@ func (w *Worker) settleOutput(ctx context.Context, id subjects.SessionID, e *han
 	digest := "sha256:" + hex.EncodeToString(sum[:])
 	for i := 0; i*handshake.PartSize < len(data); i++ {
 		part := data[i*handshake.PartSize : min((i+1)*handshake.PartSize, len(data))]
-		if err := w.outputs.Put(ctx, partName(id, digest, i), bytes.NewReader(part)); err != nil {
-			return storeError(err)
+		if err := w.outputs.Keep(ctx, partName(id, digest, i), part); err != nil {
+			return outputError(err)
 		}
 	}
 	e.Output, e.Stored = nil, &handshake.Stored{Digest: digest, Size: int64(len(data))}
@@ -125,24 +139,6 @@ func (w *Worker) verifyStored(ctx context.Context, id subjects.SessionID, s *han
 	}
 	if found := w.scanner.Text(ctx, string(data)); len(found) > 0 {
 		return secretError(found)
-	}
-	return nil
-}
-
-// dropOutputs deletes the outputs of the sessions that dead names.
-func (w *Worker) dropOutputs(ctx context.Context, dead func(subjects.SessionID) bool) error {
-	names, err := w.outputs.Names(ctx)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		id, _, _ := strings.Cut(name, "/")
-		if !dead(subjects.SessionID(id)) {
-			continue
-		}
-		if err := w.outputs.Delete(ctx, name); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,15 +51,6 @@ func (c Config) validate() error {
 	return nil
 }
 
-const (
-	sweepEvery  = time.Hour
-	expireEvery = time.Minute
-	// young protects what was written for a session that this worker may not
-	// have heard of yet.
-	young = time.Minute
-	idle  = 10 * time.Minute // after which a context is not kept in memory
-)
-
 // Worker is a sessions worker. New is required.
 type Worker struct {
 	// Fixed after New.
@@ -69,6 +59,7 @@ type Worker struct {
 	log     *slog.Logger
 	scanner *secrets.Scanner
 	verify  chan struct{} // one large output is read back at a time
+	ends    chan struct{} // capacity 1: there is something in ended
 
 	notes    *workers.Notes
 	outcomes progress
@@ -80,12 +71,14 @@ type Worker struct {
 	shared   *bus.KV
 	records  bus.RecordWriter
 
-	ready atomic.Bool
+	ready   atomic.Bool
+	waiting atomic.Int64 // reads that wait for news
 
 	mu    sync.Mutex // guards all below
 	known map[subjects.SessionID]stored
 	logs  map[subjects.SessionID]*sessionLog
 	waits map[subjects.SessionID]chan struct{} // closed at the next version
+	ended []subjects.SessionID                 // whose end was told, and what they held is not dropped yet
 }
 
 // stored is a session's record, and where it stands in the bucket.
@@ -110,7 +103,7 @@ func New(cfg Config) (*Worker, error) {
 	log := cfg.Log.With(slog.String("component", "sessions"))
 	return &Worker{
 		cfg: cfg, bus: cfg.Bus, scanner: scanner, log: log,
-		verify: make(chan struct{}, 1), notes: workers.NewNotes(cfg.Bus, log), known: map[subjects.SessionID]stored{},
+		verify: make(chan struct{}, 1), ends: make(chan struct{}, 1), notes: workers.NewNotes(cfg.Bus, log), known: map[subjects.SessionID]stored{},
 		logs: map[subjects.SessionID]*sessionLog{}, waits: map[subjects.SessionID]chan struct{}{},
 	}, nil
 }
@@ -154,26 +147,21 @@ func (w *Worker) Run(ctx context.Context) error {
 			}
 		})
 	}
-	gone := make(chan subjects.SessionID, 1024)
 	loop("watch sessions", func(ctx context.Context) error {
 		return w.sessions.Watch(ctx, func(e bus.Entry) {
 			if e.Key == "" {
 				caughtUp <- struct{}{}
-			} else if id, dead := w.onSession(e); dead {
-				select {
-				case gone <- id:
-				case <-ctx.Done():
-				}
+			} else {
+				w.onSession(e)
 			}
 		})
 	})
-	// Deletions that are still told are heard before the end of the catching up.
-	loop("clean up", func(ctx context.Context) error { return w.cleanUp(ctx, gone) })
 	select {
 	case <-caughtUp:
 	case <-run.Done():
 		return cause(ctx, run)
 	}
+	loop("clean up", w.cleanUp)
 	loop("follow outcomes", w.followOutcomes)
 	return w.serve(ctx, run)
 }
@@ -189,7 +177,7 @@ func (w *Worker) open(ctx context.Context) (err error) {
 	if w.outputs, err = w.bus.Objects(ctx, subjects.ObjectsOutputs); err != nil {
 		return err
 	}
-	w.keys = &keyring{kv: w.shared}
+	w.keys = &keyring{kv: w.shared, now: w.now}
 	return w.keys.load(ctx)
 }
 
@@ -225,25 +213,28 @@ func cause(ctx, run context.Context) error {
 	return context.Cause(run)
 }
 
-// onSession takes in a change in the bucket, and says whether it was the end of
-// a session.
-func (w *Worker) onSession(e bus.Entry) (subjects.SessionID, bool) {
+// onSession takes in a change in the bucket.
+func (w *Worker) onSession(e bus.Entry) {
 	id := subjects.SessionID(e.Key)
 	if e.Deleted {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.forgetLocked(id)
-		return id, true
+		w.ended = append(w.ended, id) // it is dropped later: the watch must not wait
+		select {
+		case w.ends <- struct{}{}:
+		default:
+		}
+		return
 	}
 	s, err := decodeStored(e)
 	if err != nil {
 		w.log.Warn("session record ignored", slog.String("session_id", e.Key), slog.Any("error", err))
-		return id, false
+		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.known[id] = s
-	return id, false
 }
 
 func decodeStored(e bus.Entry) (stored, error) {
@@ -289,112 +280,4 @@ func (w *Worker) news(id subjects.SessionID) <-chan struct{} {
 		w.waits[id] = make(chan struct{})
 	}
 	return w.waits[id]
-}
-
-// cleanUp drops what ended sessions held: when their end is told, or their time
-// is over, and every hour what a worker that died, or was away, has left.
-func (w *Worker) cleanUp(ctx context.Context, gone <-chan subjects.SessionID) error {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
-	first := time.NewTimer(young) // by then all sessions are known
-	defer first.Stop()
-	expire := time.NewTicker(expireEvery)
-	defer expire.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case id := <-gone:
-			w.drop(ctx, id)
-		case <-expire.C:
-			for _, id := range w.takeExpired(w.now()) {
-				w.drop(ctx, id)
-			}
-		case <-first.C:
-			w.sweep(ctx)
-		case <-tick.C:
-			w.sweep(ctx)
-		}
-	}
-}
-
-// takeExpired forgets the sessions whose time is over.
-func (w *Worker) takeExpired(now time.Time) (ids []subjects.SessionID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for id, s := range w.known {
-		if now.After(s.keptUntil().Add(expireEvery)) { // their record is gone by itself
-			ids = append(ids, id)
-			w.forgetLocked(id)
-		}
-	}
-	return ids
-}
-
-// drop removes context and outputs of a session that is gone.
-func (w *Worker) drop(ctx context.Context, id subjects.SessionID) {
-	if err := w.dropAll(ctx, id); err != nil && ctx.Err() == nil {
-		w.log.Warn("drop what a session held; tried again within the hour", slog.String("session_id", string(id)), slog.Any("error", err))
-		return
-	}
-	w.log.Debug("session is gone", slog.String("session_id", string(id)))
-}
-
-func (w *Worker) dropAll(ctx context.Context, id subjects.SessionID) error {
-	if err := w.dropOutputs(ctx, func(owner subjects.SessionID) bool { return owner == id }); err != nil {
-		return err
-	}
-	return w.bus.Purge(ctx, subjects.StreamContext, subjects.Context(id))
-}
-
-// sweep drops whatever belongs to no session.
-func (w *Worker) sweep(ctx context.Context) {
-	if err := w.dropOutputs(ctx, w.isGone); err != nil && ctx.Err() == nil {
-		w.log.Warn("look for outputs of sessions that are gone", slog.Any("error", err))
-	}
-	var ids []subjects.SessionID
-	read, done := context.WithCancel(ctx)
-	defer done()
-	err := w.bus.Tail(read, bus.Tail{
-		Stream: subjects.StreamContext, LastPerSubject: true, HeadersOnly: true,
-		Handle: func(m bus.Msg) {
-			if vars, ok := subjects.Tokens(subjects.ContextPattern, m.Subject); ok {
-				ids = append(ids, subjects.SessionID(vars[0]))
-			}
-		},
-		CaughtUp: func(uint64) { done() },
-	})
-	if err != nil {
-		w.log.Warn("look for contexts of sessions that are gone", slog.Any("error", err))
-	}
-	for _, id := range slices.DeleteFunc(ids, func(id subjects.SessionID) bool { return !w.isGone(id) }) {
-		if ctx.Err() != nil {
-			return
-		}
-		if err := w.bus.Purge(ctx, subjects.StreamContext, subjects.Context(id)); err != nil {
-			w.log.Warn("drop a context", slog.String("session_id", string(id)), slog.Any("error", err))
-		}
-	}
-	w.forgetIdle(time.Now())
-}
-
-// isGone reports whether id is a session that was, and is no more.
-func (w *Worker) isGone(id subjects.SessionID) bool {
-	created, ok := createdAt(id)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s, known := w.known[id]
-	lives := known && w.now().Sub(s.keptUntil()) < expireEvery
-	return !lives && ok && w.now().Sub(created) > young
-}
-
-// forgetIdle drops contexts from memory that nobody has asked for lately.
-func (w *Worker) forgetIdle(now time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for id, l := range w.logs {
-		if now.Sub(l.used) > idle {
-			delete(w.logs, id)
-		}
-	}
 }
