@@ -292,7 +292,7 @@ func (w *Worker) giveUp(ctx context.Context, h hopeless) {
 	})
 	if err != nil {
 		w.log.Warn("record that nobody can do a task", slog.String("task_id", string(h.task)), slog.Any("error", err))
-		w.with(func(c *core, _ time.Time) { c.askAgain(h.task) })
+		w.with(func(c *core, now time.Time) { c.askAgain(h.task, now) })
 	}
 }
 
