@@ -238,6 +238,9 @@ func (w *Worker) timeOut(ctx context.Context, t timedOut) {
 // lose ends an attempt whose agent is gone. A router that does not reach the
 // records has not heard who is alive either, and listens anew.
 func (w *Worker) lose(ctx context.Context, l lost) {
+	if !w.isLost(l.task) {
+		return
+	}
 	asked := time.Now()
 	if _, err := w.reread(ctx, l.task); errors.Is(err, errNoTask) {
 		return
