@@ -1,7 +1,9 @@
 package escalation_test
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -90,5 +92,26 @@ func TestNothingHasHappened(t *testing.T) {
 	}
 	if got := (escalation.AskHuman{Code: subjects.CodeDirtyRepo, Message: "x"}).End(); got.State != fleet.StateBlocked {
 		t.Errorf("End = %+v, want blocked", got)
+	}
+}
+
+// After a hundred agents have failed a task, it is not another that is missing.
+func TestAHundredAgentsFail(t *testing.T) {
+	t.Parallel()
+	s := escalation.State{Deadline: start.Add(time.Hour), HumanContact: true}
+	for i := range 100 {
+		s.Attempts = append(s.Attempts, fleet.Attempt{
+			Attempt: i + 1, AgentID: subjects.AgentID(fmt.Sprintf("a%d", i)), Ended: start, Code: subjects.CodeAgentError, Message: "it broke",
+		})
+		var action escalation.Action
+		s, action = escalation.Next(s, start)
+		_, another := action.(escalation.Reassign)
+		human, asked := action.(escalation.AskHuman)
+		if another != (i < 99) || asked != (i == 99) {
+			t.Fatalf("the failure of agent %d is answered by %T", i+1, action)
+		}
+		if asked && (human.Message != "100 agents have failed it, no more are asked; the last: it broke" || s.Attempts[i].Level != 3) {
+			t.Errorf("the human is told %q, of level %d", human.Message, s.Attempts[i].Level)
+		}
 	}
 }

@@ -271,11 +271,19 @@ func retryable(a fleet.Attempt) bool {
 	return a.Retryable && !Blocked(a.Code)
 }
 
+// maxFailed is how many agents may fail a task: after that it is not another
+// agent that is missing. Every record repeats the attempts before it, so that a
+// large fleet would fill the store with one task.
+const maxFailed = 100
+
 // another answers attempt k by level 2, or by level 3 if nobody may any more.
 func (s *State) another(k int, now time.Time) Action {
 	last := &s.Attempts[k]
 	last.Level = 2
 	failed := Excluded(s.Attempts)
+	if len(failed) >= maxFailed {
+		return s.top(last.Code, fmt.Sprintf("%d agents have failed it, no more are asked; the last: %s", len(failed), cmp.Or(last.Message, string(last.Code))))
+	}
 	only, exhausted := candidates(s.Policy, failed)
 	if !exhausted {
 		return Reassign{Exclude: failed, Only: only, CoolDown: s.coolDown(k, now)}

@@ -212,6 +212,7 @@ type Attempt struct {
 	Message    string              `json:"message,omitempty"`
 	Retryable  bool                `json:"retryable,omitzero"`
 	Tokens     int64               `json:"tokens,omitzero"`
+	Refused    bool                `json:"refused,omitzero"` // the offer was: the agent never held the task
 	// Level is what escalation answered: 1 the same agent, 2 another, 3 a human
 	// or the end; 0 when the attempt was handed back and does not count.
 	Level   int     `json:"level,omitzero"`

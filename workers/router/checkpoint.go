@@ -316,6 +316,9 @@ func (o *encoder) text(s string) {
 	}
 }
 
+// maxText bounds what is believed of a length: no server takes a record of more.
+const maxText = 64 << 20
+
 // decoder reads until the first error.
 type decoder struct {
 	r   *bufio.Reader
@@ -345,7 +348,7 @@ func (i *decoder) num() uint64 {
 
 func (i *decoder) text() string {
 	n := i.num()
-	if n > fleet.MaxMessage {
+	if n > maxText {
 		i.fail(errors.New("a text is too long"))
 	}
 	if i.err != nil {

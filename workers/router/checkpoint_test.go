@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -101,6 +102,10 @@ func TestACheckpointIsTheIndex(t *testing.T) {
 	put(held)
 	again, _ := failed(held, failure{code: subjects.CodeAgentError, retryable: true}, settings{}, now0)
 	put(again)
+	q := testRecord(t, "asks", "", now0)
+	put(q)
+	long := &fleet.Question{ID: "q", Text: strings.Repeat("x", fleet.MaxMessage-200)}
+	put(asked(working(q, holder{"a3", "main", 9}, now0), long, now0))
 
 	save := func(c *core) []byte {
 		var buf bytes.Buffer

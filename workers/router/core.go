@@ -174,6 +174,9 @@ func (c *core) apply(ev *fleet.Event, seq uint64, now time.Time) {
 		before = holderOf(h.ev)
 	}
 	e.lastSeq, e.attempt, e.state = seq, uint16(ev.Attempt), codeOfState(ev.State)
+	if ev.State != fleet.StateQueued || ev.Kind == fleet.KindResumed {
+		e.flags &^= waits // what it asked has been answered
+	}
 	c.counts[e.state]++
 	c.unqueue(s, e)
 	c.setClass(e, ev)
@@ -390,10 +393,18 @@ func (c *core) unqueue(s slot, e *entry) {
 	}
 }
 
-// askAgain lets the next look at the class ask about the task once more.
-func (c *core) askAgain(id subjects.TaskID) {
-	if s := c.x.find(id); s != 0 {
-		c.x.at(s).flags &^= waits
+// askAgainAfter is when it is asked again about a task that nobody could ever do,
+// if the answer could not be stored.
+const askAgainAfter = 10 * time.Second
+
+// askAgain asks about the task once more after a rest, or when its class is
+// looked at before.
+func (c *core) askAgain(id subjects.TaskID, now time.Time) {
+	if s := c.x.find(id); s != 0 && c.x.at(s).flags&waits != 0 {
+		e := c.x.at(s)
+		e.flags &^= waits
+		e.due = min(e.due, now.Add(askAgainAfter).UnixNano())
+		c.timers.push(timer{e.due, s})
 	}
 }
 

@@ -5,10 +5,8 @@ import (
 	"log/slog"
 	"time"
 
-	"parley/bus"
 	"parley/bus/plant"
 	"parley/subjects"
-	"parley/subjects/fleet"
 )
 
 const (
@@ -25,7 +23,7 @@ func (w *Worker) housekeep(ctx context.Context) {
 	defer disk.Stop()
 	save := time.NewTimer(checkpointEvery)
 	defer save.Stop()
-	sweep := time.NewTicker(sweepEvery)
+	sweep := time.NewTimer(sweepEvery)
 	defer sweep.Stop()
 	w.lookAtDisk(ctx)
 	var saved uint64
@@ -50,11 +48,7 @@ func (w *Worker) housekeep(ctx context.Context) {
 			// most of the time that it takes is rest.
 			save.Reset(max(checkpointEvery, 20/(1+restShare)*time.Since(began)))
 		case <-sweep.C:
-			if w.owns("sweep") {
-				if err := w.sweep(ctx); err != nil && ctx.Err() == nil {
-					w.log.Warn("purge ended tasks", slog.Any("error", err))
-				}
-			}
+			sweep.Reset(w.sweepIfOwned(ctx))
 		}
 	}
 }
@@ -94,58 +88,3 @@ func (w *Worker) lookAtDisk(ctx context.Context) {
 		w.log.Warn("task store", slog.Bool("full", full), slog.Uint64("bytes", st.Bytes), slog.Int64("max_bytes", st.MaxBytes))
 	}
 }
-
-// sweep purges the tasks that ended long ago, oldest first. The stream itself
-// says which: its records are in the order of time, so the sweep reads from the
-// front and stops at the first that is too young. What it does not reach
-// expires by its own TTL.
-func (w *Worker) sweep(ctx context.Context) error {
-	st, err := w.bus.StreamState(ctx, subjects.StreamTasks)
-	if err != nil {
-		return err
-	}
-	excess := int(st.Subjects) - w.liveTasks() - w.cfg.KeepEnded
-	old := w.now().Add(-keepAfterEnd)
-	read, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type end struct {
-		task subjects.TaskID
-		seq  uint64
-	}
-	var purge []end
-	stopped := false
-	err = w.bus.Tail(read, bus.Tail{
-		Stream: subjects.StreamTasks, StartSeq: max(st.FirstSeq, w.sweptTo), HeadersOnly: true,
-		Handle: func(m bus.Msg) {
-			if stopped {
-				return
-			}
-			if m.Seq >= st.LastSeq || m.Time.After(old) && len(purge) >= excess || len(purge) >= maxSweep {
-				stopped = true
-				cancel()
-				return
-			}
-			w.sweptTo = m.Seq
-			vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject)
-			if ok && m.Header.Get(subjects.HeaderKind) == fleet.KindOutcome {
-				purge = append(purge, end{subjects.TaskID(vars[0]), m.Seq})
-			}
-		},
-		CaughtUp: func(uint64) { cancel() },
-	})
-	if err != nil && read.Err() == nil {
-		return err
-	}
-	for _, e := range purge { // whoever was faster may have a new task of that id
-		if err := w.bus.PurgeUpTo(ctx, subjects.StreamTasks, subjects.Task(e.task), e.seq); err != nil {
-			return err
-		}
-	}
-	if len(purge) > 0 {
-		w.log.Info("ended tasks purged", slog.Int("tasks", len(purge)))
-	}
-	return nil
-}
-
-// maxSweep bounds one sweep, so that purging never crowds out the work.
-const maxSweep = 2000

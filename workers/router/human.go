@@ -198,11 +198,13 @@ func tooLate(e *fleet.Event) error {
 // escalated is the level of escalation that the record n after cur is, "" for
 // none; "0" says that a wait for a human is over.
 func escalated(cur, n *fleet.Event) string {
-	switch {
-	case cur != nil && waitsForHuman(cur) && waitsForHuman(n):
-		return ""
-	case cur != nil && waitsForHuman(cur):
-		return "0"
+	if cur != nil && waitsForHuman(cur) {
+		switch {
+		case !waitsForHuman(n):
+			return "0"
+		case cur.Facts.AskedSeq == n.Facts.AskedSeq:
+			return ""
+		}
 	}
 	if level := n.Escalates(); level > 0 {
 		return strconv.Itoa(level)

@@ -236,6 +236,25 @@ func TestSpentLate(t *testing.T) {
 	}
 }
 
+// TestInvalidWhileAHumanIsAsked: what a past holder hands in does not change what
+// the human was asked, unless it is the result.
+func TestInvalidWhileAHumanIsAsked(t *testing.T) {
+	t.Parallel()
+	w, a, id := stuck(t, `,"result_schema":{"type":"integer"}`)
+	before := w.events(id)[2]
+	_, err := a.result(id, fleet.Result{Attempt: 1, TokensSpent: 10, Output: []byte(`"no"`)})
+	if subjects.CodeOf(err) != subjects.CodeResultInvalid {
+		t.Errorf("result = %v, want result_invalid", err)
+	}
+	events := w.events(id)
+	if last := events[len(events)-1]; last.Seq != before.Seq || last.Facts.AskedSeq != before.Seq || len(last.Facts.Attempts) != 1 {
+		t.Errorf("record %d asks since %d, after %d attempts; want %d", last.Seq, last.Facts.AskedSeq, len(last.Facts.Attempts), before.Seq)
+	}
+	if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Seq: before.Seq, Verb: fleet.VerbRetry}); err != nil {
+		t.Errorf("an answer afterwards: %v", err)
+	}
+}
+
 func TestPolicyIsFixed(t *testing.T) {
 	t.Parallel()
 	srv := bustest.New(t)

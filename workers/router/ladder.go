@@ -38,9 +38,8 @@ func ladder(e *fleet.Event, set settings) escalation.State {
 	}
 }
 
-// Every record repeats the attempts that have ended, and a fleet may have
-// thousands of agents that fail one after another. So the messages of all but the
-// last few are kept in short; and of attempts in a row that handed the task back,
+// Every record repeats the attempts that have ended, and a hundred agents may fail
+// one after another. So the messages of all but the last few are kept in short; and of attempts in a row that handed the task back,
 // which only the deadline ends, no more than maxHandedBack.
 const (
 	maxHandedBack = 16

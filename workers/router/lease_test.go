@@ -57,6 +57,35 @@ func TestAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
 	}
 }
 
+// Whoever refuses a task has not taken it over.
+func TestAPastHolderCountsAfterARefusal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", `"on_blocked":"wait"`))
+	a.offered()
+	a.stop()
+	b := w.join("b", nil)
+	why := "server git does not answer"
+	b.answers(func(fleet.Dispatch) any {
+		return fleet.Result{
+			Header: fleet.Header{Type: fleet.TypeResult}, Status: fleet.StatusBlocked, BlockedReason: &why,
+			Error: &fleet.ResultError{Code: subjects.CodeMCPUnhealthy, Message: why},
+		}
+	})
+	b.offered()
+	bustest.Eventually(t, "b has refused", func() bool { return len(w.view(id).Attempts) == 2 })
+	a.bus = w.srv.Connect(t)
+	for range 2 {
+		if r, err := a.result(id, fleet.Result{Attempt: 1, Epoch: a.epoch}); err != nil || r.State != fleet.StateDone {
+			t.Errorf("result = %+v, %v; want it to count", r, err)
+		}
+	}
+	if v := w.outcome(id); v.AgentID != "a" || v.Attempt != 1 {
+		t.Errorf("outcome = attempt %d by %s, want the first, by a", v.Attempt, v.AgentID)
+	}
+}
+
 func TestANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

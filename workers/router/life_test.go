@@ -212,6 +212,27 @@ func TestResultsAreChecked(t *testing.T) {
 	}
 }
 
+// A result that breaks the schema ends its attempt once, however often it comes.
+func TestAnInvalidResultCountsOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", `"result_schema":{"type":"integer"}`))
+	a.offered()
+	if _, err := call[fleet.AgentListReply](w, "operator", "agent", "drain", fleet.AgentDrain{AgentID: "a"}); err != nil { // no second attempt
+		t.Fatal(err)
+	}
+	for range 2 { // the first answer was lost
+		_, err := a.result(id, fleet.Result{Attempt: 1, TokensSpent: 7, Output: json.RawMessage(`"three"`)})
+		if subjects.CodeOf(err) != subjects.CodeResultInvalid {
+			t.Errorf("result = %v, want result_invalid", err)
+		}
+	}
+	if v := w.view(id); len(v.Attempts) != 1 || v.TokensSpent != 7 {
+		t.Errorf("%d attempts, %d tokens; want one, 7", len(v.Attempts), v.TokensSpent)
+	}
+}
+
 func TestTheRawDoor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

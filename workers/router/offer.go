@@ -235,14 +235,36 @@ func (w *Worker) timeOut(ctx context.Context, t timedOut) {
 	})
 }
 
-// lose ends an attempt whose agent is gone.
+// lose ends an attempt whose agent is gone. A router that does not reach the
+// records has not heard who is alive either, and listens anew.
 func (w *Worker) lose(ctx context.Context, l lost) {
+	if !w.isLost(l.task) {
+		return
+	}
+	asked := time.Now()
+	if _, err := w.reread(ctx, l.task); errors.Is(err, errNoTask) {
+		return
+	} else if took := time.Since(asked); err != nil || took > deafAfter {
+		w.log.Warn("nobody is declared lost: the records are out of reach", slog.String("task_id", string(l.task)),
+			slog.String("took", took.String()), slog.Any("error", err))
+		w.with(func(c *core, now time.Time) { c.listen(now) })
+		return
+	}
 	w.end(ctx, l.task, func(v *view) *fleet.Event {
-		if !held(v.ev) || holderOf(v.ev) != l.from {
+		if !held(v.ev) || holderOf(v.ev) != l.from || !w.isLost(l.task) {
 			return nil
 		}
 		return w.fail(ctx, v, failure{code: subjects.CodeAgentLost, message: l.why})
 	})
+}
+
+// isLost reports whether the lease of the task has ended: its holder may have
+// been heard since it was found to have.
+func (w *Worker) isLost(id subjects.TaskID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	h := w.core.hot[w.core.x.find(id)]
+	return h != nil && h.lost != ""
 }
 
 // end applies decide, and recalls the task from whoever held it before.
@@ -292,7 +314,7 @@ func (w *Worker) giveUp(ctx context.Context, h hopeless) {
 	})
 	if err != nil {
 		w.log.Warn("record that nobody can do a task", slog.String("task_id", string(h.task)), slog.Any("error", err))
-		w.with(func(c *core, _ time.Time) { c.askAgain(h.task) })
+		w.with(func(c *core, now time.Time) { c.askAgain(h.task, now) })
 	}
 }
 

@@ -145,6 +145,7 @@ func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Even
 	n.Facts.Attempts = append(slices.Clip(kept(e.Facts.Attempts)), fleet.Attempt{
 		Attempt: attempt, AgentID: h.agent, InstanceID: h.instance, Epoch: h.epoch,
 		Ended: now, Code: f.code, Message: clip(f.message, 2000), Retryable: f.retryable, Tokens: f.tokens,
+		Refused: f.refused != nil,
 	})
 	s := ladder(&n, set)
 	if plant.Bug("retry_forever") {
@@ -398,60 +399,6 @@ func reported(e *fleet.Event) bool {
 	}
 	code := e.Facts.Attempts[len(e.Facts.Attempts)-1].Code
 	return code != subjects.CodeAgentLost && code != subjects.CodeAgentTimeout
-}
-
-// standing says what a message of an attempt means against the record.
-type standing int
-
-const (
-	counts    standing = iota // it is from the holder
-	countsOld                 // from a past holder, and nobody else has taken the task over
-	repeated                  // from whoever's result already became the outcome
-	behind                    // it knows of an attempt that the record does not: read again
-	late                      // anything else
-)
-
-// claim is what an agent says of itself when it reports on a task. Zero values
-// are unsaid: a person at a terminal need not know them.
-type claim struct {
-	agent    subjects.AgentID
-	instance subjects.InstanceID
-	epoch    int64
-	attempt  int
-}
-
-func (c claim) is(h holder, attempt int) bool {
-	return c.agent == h.agent &&
-		(c.instance == "" || c.instance == h.instance) &&
-		(c.epoch == 0 || h.epoch == 0 || c.epoch == h.epoch) &&
-		(c.attempt == 0 || c.attempt == attempt)
-}
-
-// stand judges c against the record e.
-func stand(e *fleet.Event, c claim) standing {
-	mine := c.is(holderOf(e), e.Attempt)
-	switch {
-	case e.State.Terminal() && mine && e.AgentID != "":
-		return repeated
-	case e.State.Terminal():
-		return late
-	case held(e) && mine:
-		return counts
-	case c.attempt > e.Attempt, c.attempt == 0 && e.State == fleet.StateQueued && !past(e, c):
-		return behind
-	case !held(e) && past(e, c):
-		return countsOld
-	}
-	return late
-}
-
-// past reports whether c held the task before, and nobody has since.
-func past(e *fleet.Event, c claim) bool {
-	if e.Attempt == 0 || len(e.Facts.Attempts) == 0 {
-		return false
-	}
-	a := e.Facts.Attempts[len(e.Facts.Attempts)-1]
-	return a.Attempt == e.Attempt && c.is(holder{a.AgentID, a.InstanceID, a.Epoch}, a.Attempt)
 }
 
 // need is who may do the task from here on: the key of its class.

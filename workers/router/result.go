@@ -179,7 +179,8 @@ func (w *Worker) offering(task subjects.TaskID) <-chan struct{} {
 // result decides what a result means and stores it.
 func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *fleet.Result) (*fleet.Event, error) {
 	var refusal error // what the agent is told although its result was taken in
-	n, err := w.patiently(ctx, task, func(v *view) (*fleet.Event, error) {
+	n, err := w.patiently(ctx, task, func(cur *view) (*fleet.Event, error) {
+		v := cur
 		refusal = nil
 		now := w.now()
 		ok := r.Status == fleet.StatusDone || r.Status == fleet.StatusPartial
@@ -213,10 +214,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 			if !ok && !plant.Bug("replay_counts") { // that attempt has failed already
 				return spentLate(v.ev, c, r.TokensSpent, now), nil
 			}
-			past := v.ev.Facts.Attempts[len(v.ev.Facts.Attempts)-1]
-			e := *v.ev
-			e.AgentID, e.InstanceID, e.Epoch = past.AgentID, past.InstanceID, past.Epoch
-			v = &view{ev: &e, lastSeq: v.lastSeq, firstSeq: v.firstSeq, dispatch: v.dispatch}
+			v = asOf(v, past(v.ev, c))
 		case counts:
 		}
 		if !v.ev.Facts.Deadline.After(now) {
@@ -230,6 +228,9 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 				return nil, err
 			}
 			refusal = err
+			if means == countsOld { // that attempt has ended already
+				return spentLate(cur.ev, c, r.TokensSpent, now), nil
+			}
 			return w.fail(ctx, v, failure{
 				code: subjects.CodeResultInvalid, message: withoutCode(err), retryable: true,
 				tokens: r.TokensSpent, result: fleet.MustEncode(r),

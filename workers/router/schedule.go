@@ -190,15 +190,15 @@ func (c *core) strandClass(cl *class) {
 }
 
 // hopelessNow re-checks, just before the record is written, that nobody could
-// ever do the task.
+// ever do the task. If that is not so, or not certain any more, it may be asked
+// again.
 func (c *core) hopelessNow(ev *fleet.Event) ([]fleet.Reason, bool) {
 	could, why := c.fleet.Capable(c.fleet.Compile(need(ev)))
-	if could {
-		if s := c.x.find(ev.TaskID); s != 0 {
-			c.x.at(s).flags &^= waits
-		}
+	still := !could && c.settled
+	if s := c.x.find(ev.TaskID); s != 0 && !still {
+		c.x.at(s).flags &^= waits
 	}
-	return why, !could && c.settled
+	return why, still
 }
 
 // ringChanged gives this router the classes that are now its own.
