@@ -201,8 +201,8 @@ func meshEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.meshack.<from>.<message>", Message: "MESH_ACK",
-			Writer: "stream", Readers: "orchestrator, operator",
-			Description: "The same, once it is stored, for the sender. Best effort: mesh get has the last one.",
+			Writer: "stream, mesh", Readers: "orchestrator, operator",
+			Description: "The same, once it is stored, for the sender; that a loop was cut, for whoever began its thread as well. Best effort: mesh get has the last one.",
 		},
 	}
 }
