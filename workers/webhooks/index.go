@@ -422,7 +422,7 @@ func (x *index) caughtUp() {
 // was sent to for a day after it failed may be as well as any other.
 func (x *index) stale(now time.Time, keep keep, limit int) (old []*entry) {
 	for target, l := range x.lanes {
-		if l.size == 0 && (l.failures == 0 || now.Sub(l.probeAt) > forgetLane) && !l.hold.After(now) {
+		if l.size == 0 && (l.failures == 0 || now.Sub(l.probeAt) > keepFailed) && !l.hold.After(now) {
 			delete(x.lanes, target)
 		}
 	}
@@ -445,9 +445,6 @@ func (x *index) stale(now time.Time, keep keep, limit int) (old []*entry) {
 	}
 	return old
 }
-
-// forgetLane is how long it is known that a target failed which nothing waits for.
-const forgetLane = 24 * time.Hour
 
 // keep says how long ended deliveries are known.
 type keep struct {
