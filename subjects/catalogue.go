@@ -111,7 +111,7 @@ func apiEntries() []Entry {
 		{"escalation", "complete", "EscalationAnswer → EscalationAnswered", "operator", "escalation", "Hand in their result."},
 		{"escalation", "cancel", "EscalationAnswer → EscalationAnswered", "operator", "escalation", "End them."},
 		{"escalation", "silence", "Silence → Silence", "operator", "escalation", "Call nobody about some alerts for a while."},
-		{"agent", "list", "AgentList → AgentListReply", "orchestrator", "registry", "The instances of the fleet."},
+		{"agent", "list", "AgentList → AgentListReply", "orchestrator", "registry", "The instances of the fleet, as many as a reply has room for: next, if there is one, is the after of the request for more."},
 		{"agent", "drain", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent nothing more."},
 		{"agent", "resume", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent tasks again."},
 		{"webhook", "list", "WebhookList → WebhookListReply", "operator", "webhooks", "Deliveries that wait, that ended lately, and dead letters."},
@@ -201,8 +201,8 @@ func meshEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.meshack.<from>.<message>", Message: "MESH_ACK",
-			Writer: "stream", Readers: "orchestrator, operator",
-			Description: "The same, once it is stored, for the sender. Best effort: mesh get has the last one.",
+			Writer: "stream, mesh", Readers: "orchestrator, operator",
+			Description: "The same, once it is stored, for the sender; that a loop was cut, for whoever began its thread as well. Best effort: mesh get has the last one.",
 		},
 	}
 }

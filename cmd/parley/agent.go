@@ -37,7 +37,7 @@ func (a *app) agentList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the fleet's agents", Args: cobra.NoArgs,
 		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
-			r, err := call[fleet.AgentListReply](ctx, c, "agent", "list", fleet.AgentList{})
+			r, err := c.agents(ctx, fleet.AgentList{})
 			if err != nil {
 				return err
 			}
@@ -60,7 +60,7 @@ func (a *app) agentGet() *cobra.Command {
 		ValidArgsFunction: a.completeAgents,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
 			id := subjects.AgentID(args[0])
-			r, err := call[fleet.AgentListReply](ctx, c, "agent", "list", fleet.AgentList{AgentID: id})
+			r, err := c.agents(ctx, fleet.AgentList{AgentID: id})
 			if err != nil {
 				return err
 			}

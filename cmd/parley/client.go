@@ -126,6 +126,23 @@ func callRaw[T any](ctx context.Context, c *client, noun, verb string, data []by
 	return reply[T]{value: v, raw: m.Data}, nil
 }
 
+// agents asks for agent list, all pages of it.
+func (c *client) agents(ctx context.Context, q fleet.AgentList) (reply[fleet.AgentListReply], error) {
+	var r reply[fleet.AgentListReply]
+	pages := 0
+	all, err := fleet.AllAgents(q, func(q fleet.AgentList) (page fleet.AgentListReply, err error) {
+		pages++
+		r, err = call[fleet.AgentListReply](ctx, c, "agent", "list", q)
+		return r.value, err
+	})
+	if err != nil || pages == 1 {
+		return r, err
+	}
+	r.value = fleet.AgentListReply{Agents: all}
+	r.raw, err = fleet.Encode(r.value)
+	return r, err
+}
+
 // dispatchTry is how long a dispatch waits for its answer before it is sent again:
 // who was about to answer may have gone. It has an id, so it is one task.
 const dispatchTry = 8 * time.Second

@@ -47,7 +47,7 @@ func (a *app) completeTasks(cmd *cobra.Command, args []string, prefix string) ([
 // completeAgents offers the ids of agents.
 func (a *app) completeAgents(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	return a.live(cmd, args, prefix, func(ctx context.Context, c *client) []string {
-		r, err := call[fleet.AgentListReply](ctx, c, "agent", "list", fleet.AgentList{})
+		r, err := c.agents(ctx, fleet.AgentList{})
 		if err != nil {
 			return nil
 		}

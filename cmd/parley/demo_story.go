@@ -309,7 +309,7 @@ func (d *demo) task(ctx context.Context, id subjects.TaskID) (fleet.TaskView, er
 
 // list is every agent as it is now.
 func (d *demo) list(ctx context.Context) ([]fleet.AgentView, error) {
-	r, err := call[fleet.AgentListReply](ctx, d.client, "agent", "list", fleet.AgentList{})
+	r, err := d.client.agents(ctx, fleet.AgentList{})
 	return r.value.Agents, err
 }
 

@@ -185,3 +185,25 @@ func (p *person) request(subject string, v any) {
 		p.t.Fatal(err)
 	}
 }
+
+// A listing that comes in several replies is one here.
+func TestAgentsOfSeveralPages(t *testing.T) {
+	t.Parallel()
+	s, _ := fakeFleet(t, answers{"agent.list": func(data []byte) (any, error) {
+		q, err := fleet.DecodeRequest[fleet.AgentList](data)
+		if err != nil {
+			return nil, err
+		}
+		page := fleet.AgentListReply{Agents: agentList.Agents[:1], Next: "claude.one"}
+		if q.After == page.Next {
+			page = fleet.AgentListReply{Agents: agentList.Agents[1:]}
+		}
+		return page, nil
+	}})
+	s.run(t, "agent", "ls").check(t, 0, "hermes", "")
+	out := s.run(t, "agent", "ls", "-o", "jsonl").stdout
+	if lines := strings.Count(out, "\n"); lines != len(agentList.Agents) || strings.Contains(out, "claude.one") {
+		t.Errorf("%d lines, want one for each of %d instances:\n%s", lines, len(agentList.Agents), out)
+	}
+	s.run(t, "__complete", "agent", "drain", "").check(t, 0, "claude\ncodex\n", "")
+}

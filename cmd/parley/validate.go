@@ -305,7 +305,7 @@ func (v *validation) startAgents(ctx context.Context) (string, error) {
 		})
 	}
 	return fmt.Sprintf("%d are live", len(all)), v.until(ctx, "the simulated agents to be live (by parley auth, may these credentials announce them? the workers' may)", func() (bool, error) {
-		r, err := call[fleet.AgentListReply](ctx, v.c, "agent", "list", fleet.AgentList{})
+		r, err := v.c.agents(ctx, fleet.AgentList{})
 		live := map[subjects.AgentID]bool{}
 		for _, in := range r.value.Agents {
 			if in.Live {

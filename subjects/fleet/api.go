@@ -163,11 +163,30 @@ type AgentVerdict struct {
 // AgentList asks for agents: agent list.
 type AgentList struct {
 	AgentID subjects.AgentID `json:"agent_id,omitempty"` // only this one
+	After   string           `json:"after,omitempty"`    // the next of the page before
+	Limit   int              `json:"limit,omitzero"`     // absent as many as a reply has room for; at most 1000
 }
 
-// AgentListReply lists instances by agent and instance id.
+// AgentListReply lists instances by agent and instance id, a page of them.
 type AgentListReply struct {
 	Agents []AgentView `json:"agents"`
+	Next   string      `json:"next,omitempty"` // where the next page begins; absent: there is none
+}
+
+// AllAgents asks for a listing page by page.
+func AllAgents(q AgentList, ask func(AgentList) (AgentListReply, error)) ([]AgentView, error) {
+	var all []AgentView
+	for {
+		page, err := ask(q)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.Agents...)
+		if page.Next == "" || page.Next == q.After {
+			return all, nil
+		}
+		q.After = page.Next
+	}
 }
 
 // AgentView is one instance as the registry sees it.

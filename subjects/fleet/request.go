@@ -150,5 +150,13 @@ func (r *TaskList) check(p *problems) {
 	p.between("/limit", float64(r.Limit), 0, 1000)
 }
 
-func (r *AgentList) check(p *problems)  { p.agentID("/agent_id", r.AgentID, false) }
+func (r *AgentList) check(p *problems) {
+	p.agentID("/agent_id", r.AgentID, false)
+	p.between("/limit", float64(r.Limit), 0, 1000)
+	agent, instance, _ := strings.Cut(r.After, ".")
+	if r.After != "" && (!subjects.ValidToken(agent) || !subjects.ValidToken(instance)) {
+		p.invalid("/after", "expected the next of a page before, got %q", clip(r.After))
+	}
+}
+
 func (r *AgentDrain) check(p *problems) { p.agentID("/agent_id", r.AgentID, true) }

@@ -58,6 +58,8 @@ func TestDecodeRequestRefuses(t *testing.T) {
 		{"state", request[fleet.TaskList](`{"state":"x"}`), invalidMessage, "/state"},
 		{"list limit", request[fleet.TaskList](`{"limit":-1}`), invalidMessage, "/limit"},
 		{"agent", request[fleet.AgentList](`{"agent_id":"*"}`), invalidID, "/agent_id"},
+		{"agents limit", request[fleet.AgentList](`{"limit":1001}`), invalidMessage, "/limit"},
+		{"agents after", request[fleet.AgentList](`{"after":"bob"}`), invalidMessage, "/after"},
 		{"drain nobody", request[fleet.AgentDrain](``), invalidMessage, "/agent_id"},
 		{"too large", request[fleet.TaskList](strings.Repeat(" ", fleet.MaxMessage) + "{}"), subjects.CodePayloadTooLarge, ""},
 	} {

@@ -137,12 +137,14 @@ func (w *Worker) look(ctx context.Context, who subjects.AgentID) (*view, error) 
 		all.Go(func() { lives[i], failed[i] = w.bus.ServiceLives(ctx, name) })
 	}
 	all.Go(func() {
-		r, err := ask[fleet.AgentListReply](ctx, w, who, "agent", "list", nil)
+		agents, err := fleet.AllAgents(fleet.AgentList{}, func(q fleet.AgentList) (fleet.AgentListReply, error) {
+			return ask[fleet.AgentListReply](ctx, w, who, "agent", "list", fleet.MustEncode(q))
+		})
 		if errors.Is(err, bus.ErrNoResponders) {
 			return // no registry: nobody is known
 		}
 		failed[len(names)] = err
-		v.agents = slices.DeleteFunc(r.Agents, func(a fleet.AgentView) bool { return !a.Live || a.Draining })
+		v.agents = slices.DeleteFunc(agents, func(a fleet.AgentView) bool { return !a.Live || a.Draining })
 	})
 	all.Wait()
 	for i, name := range names {

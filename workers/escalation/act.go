@@ -109,7 +109,7 @@ func (w *Worker) settle(ctx context.Context, id string) {
 		switch {
 		case err == nil:
 		case errors.Is(err, bus.ErrConflict):
-			w.refresh(ctx, id)
+			w.refresh(ctx, d)
 		case errors.Is(err, errLater):
 			w.later(id, now.Add(retryApply))
 			return
@@ -121,17 +121,25 @@ func (w *Worker) settle(ctx context.Context, id string) {
 			return
 		}
 	}
+	w.later(id, w.now().Add(retryApply))
 }
 
 func (w *Worker) later(id string, at time.Time) {
 	w.with(func(v *view) { v.groups[id].due = at })
 }
 
-// refresh reads an alert that another replica has changed.
-func (w *Worker) refresh(ctx context.Context, id string) {
-	e, err := w.kv.Get(ctx, alertKey+id)
-	if err == nil {
+// refresh reads an alert that is not as d has it: another replica has changed
+// it, or it is gone, and so is the mark of that.
+func (w *Worker) refresh(ctx context.Context, d due) {
+	switch e, err := w.kv.Get(ctx, alertKey+d.group); {
+	case err == nil:
 		w.onEntry(e)
+	case errors.Is(err, bus.ErrNotFound):
+		w.with(func(v *view) {
+			if g := v.groups[d.group]; g.rev == d.rev { // nothing was heard of it since
+				g.alert, g.rev = fleet.Alert{}, 0
+			}
+		})
 	}
 }
 

@@ -144,3 +144,28 @@ func TestEveryEscalationIsKept(t *testing.T) {
 		seen[e.TaskID] = e.Seq
 	}
 }
+
+// TestWaitsAfterItsAlertIsGone: whoever waits again after what was kept of the
+// last alert of the group has gone, and the mark of that too, is told of.
+func TestWaitsAfterItsAlertIsGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, bustest.New(t))
+	w.worker(escalation.Config{Chain: quick("oncall"), GroupBy: []string{"task"}})
+	w.wait("t", "a", subjects.CodeAgentError)
+	w.only(1, 1)
+	w.goOn("t")
+	bustest.Eventually(t, "the alert is over", func() bool { return w.list()[0].State == fleet.AlertResolved })
+	bucket := "KV_" + subjects.BucketAlerts
+	s, err := w.bus.StreamState(t.Context(), bucket)
+	if err == nil {
+		err = w.bus.PurgeBefore(t.Context(), bucket, s.LastSeq+1) // as a week does, and the five minutes of a mark
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.wait("t", "a", subjects.CodeAgentError)
+	bustest.Eventually(t, "another alert, called", func() bool {
+		l := w.list()
+		return len(l) == 1 && l[0].State == fleet.AlertTriggered && l[0].Calls > 0
+	})
+}

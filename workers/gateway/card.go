@@ -40,8 +40,9 @@ const listAge = time.Second
 // agents lists the fleet's instances, in the order of their ids.
 func (w *Worker) agents(ctx context.Context) ([]fleet.AgentView, error) {
 	return w.listing.get(time.Now(), listAge, func() ([]fleet.AgentView, error) {
-		reply, err := ask[fleet.AgentListReply](context.WithoutCancel(ctx), w, anonymous, "agent", "list", fleet.AgentList{})
-		return reply.Agents, err
+		return fleet.AllAgents(fleet.AgentList{}, func(q fleet.AgentList) (fleet.AgentListReply, error) {
+			return ask[fleet.AgentListReply](context.WithoutCancel(ctx), w, anonymous, "agent", "list", q)
+		})
 	})
 }
 

@@ -41,12 +41,14 @@ type agentsOut struct {
 }
 
 func agents(ctx context.Context, c *caller, in *agentsIn, _ progress) (any, error) {
-	l, err := ask[fleet.AgentListReply](ctx, c, "agent", "list", 0, fleet.AgentList{AgentID: in.AgentID})
+	all, err := fleet.AllAgents(fleet.AgentList{AgentID: in.AgentID}, func(q fleet.AgentList) (fleet.AgentListReply, error) {
+		return ask[fleet.AgentListReply](ctx, c, "agent", "list", 0, q)
+	})
 	if err != nil {
 		return nil, err
 	}
 	o := &agentsOut{Agents: []*agent{}}
-	for _, a := range merged(l.Agents) {
+	for _, a := range merged(all) {
 		if a.Live || in.All || in.AgentID != "" {
 			o.Agents = append(o.Agents, a)
 		} else {

@@ -229,12 +229,15 @@ func (c *core) whyExpired(e *entry) *fleet.Reason {
 
 // hand appends the steps that an inbox calls for.
 func (c *core) hand(steps []step, a subjects.AgentID, b *box, now time.Time) []step {
+	var again time.Time
 	aside := b.aside[:0]
 	for _, e := range b.aside {
 		switch {
 		case e.state.Left():
 		case e.busy:
 			aside = append(aside, e)
+		case e.quiet.After(now):
+			aside, again = append(aside, e), earlier(again, e.quiet)
 		default:
 			e.busy = true
 			steps = append(steps, step{entry: e, decided: e.rev, state: mesh.Refused, reason: e.refusal})
@@ -242,7 +245,6 @@ func (c *core) hand(steps []step, a subjects.AgentID, b *box, now time.Time) []s
 		}
 	}
 	b.aside = aside
-	var again time.Time
 	taken := map[subjects.InstanceID]int{}
 	for _, p := range b.pairs {
 		switch e := p[0]; {
@@ -257,6 +259,9 @@ func (c *core) hand(steps []step, a subjects.AgentID, b *box, now time.Time) []s
 		s := step{entry: e, decided: e.rev}
 		switch {
 		case e.busy:
+			continue
+		case e.quiet.After(now):
+			again = earlier(again, e.quiet)
 			continue
 		case e.state == mesh.Delivered && !e.sure:
 			continue
@@ -304,6 +309,15 @@ func earlier(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+// failed has a step that was not taken looked at again: after a while, unless a
+// record says more before.
+func (c *core) failed(s step, now time.Time) {
+	if s.rev == s.decided {
+		s.quiet = now.Add(lookAgain)
+	}
+	c.at(now.Add(lookAgain), s.entry) // its end may be what was to be written
 }
 
 // over ends a step: the message may be looked at again.

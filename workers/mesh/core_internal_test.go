@@ -2,12 +2,14 @@ package mesh
 
 import (
 	"errors"
+	"log/slog"
 	"runtime"
 	"strconv"
 	"testing"
 	"time"
 
 	"parley/bus"
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/mesh"
@@ -50,6 +52,46 @@ func TestStaleStepIsNotTaken(t *testing.T) {
 	steps[0].to, steps[0].state = nil, mesh.Expired
 	if err := w.end(t.Context(), steps[0]); !errors.Is(err, bus.ErrConflict) {
 		t.Errorf("end = %v, want a conflict", err)
+	}
+}
+
+// A message that is given back just as its end is written down expires all the
+// same.
+func TestExpiryAfterARelease(t *testing.T) {
+	t.Parallel()
+	c, e := known(t)
+	delete(c.agents, "bob")
+	c.told(e, mesh.Delivered, "two", 1)
+	steps := c.next(e.expires)
+	if len(steps) != 1 || steps[0].state != mesh.Expired {
+		t.Fatalf("steps = %+v, want its end", steps)
+	}
+	c.told(e, mesh.Accepted, "", 2)
+	w := &Worker{
+		core: c, cfg: Config{Bus: bustest.New(t).Bus(t)}, log: slog.New(slog.DiscardHandler),
+		kick: make(chan struct{}, 1), work: t.Context(),
+	}
+	w.take(steps[0])
+	c.over(steps[0])
+	if steps = c.next(e.expires.Add(lookAgain)); len(steps) != 1 || steps[0].state != mesh.Expired || steps[0].decided != 2 {
+		t.Errorf("steps = %+v, want its end after the record 2", steps)
+	}
+}
+
+// What is asked of a receiver that nothing was sent to is not kept.
+func TestRefusedSendsLeaveNothing(t *testing.T) {
+	t.Parallel()
+	c, _ := known(t)
+	for c.limited("ann", "bob", now0) == 0 {
+		id := mesh.MessageID("m" + strconv.Itoa(len(c.log)))
+		c.message(stored{"ann", "bob", uint64(len(c.log) + 1), 10, now0, &mesh.Message{MessageID: id, Reply: mesh.No}, nil})
+	}
+	for i := range 1000 {
+		c.limited("ann", subjects.AgentID("b"+strconv.Itoa(i)), now0)
+		c.limited(subjects.AgentID("a"+strconv.Itoa(i)), "bob", now0)
+	}
+	if n, to := len(c.meters), len(c.meters["ann"].to); n != 1 || to != 1 {
+		t.Errorf("%d senders, ann with %d receivers; want the one pair that messages went between", n, to)
 	}
 }
 

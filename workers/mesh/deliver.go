@@ -36,15 +36,13 @@ func (w *Worker) take(s step) {
 	}
 	switch {
 	case err == nil:
+		return
 	case errors.Is(err, bus.ErrConflict):
 		w.log.Debug("another worker was first", s.attrs(err)...)
 	default:
 		w.log.Warn("message is looked at again", s.attrs(err)...)
-		w.with(func(c *core, now time.Time) {
-			c.at(now.Add(lookAgain), s.entry)
-			c.boxAt(now.Add(lookAgain), s.entry.to)
-		})
 	}
+	w.with(func(c *core, now time.Time) { c.failed(s, now) })
 }
 
 func (s step) attrs(err error) []any {
@@ -99,14 +97,15 @@ func (w *Worker) end(ctx context.Context, s step) error {
 	w.log.Info("message ended", slog.String("from", string(s.from)), slog.String("to", string(s.entry.to)),
 		slog.String("message_id", string(s.id)), slog.String("state", string(s.state)))
 	if s.reason != nil && s.reason.Code == subjects.CodeHopLimit {
-		w.tellOrigin(ctx, s.entry, a)
+		w.tellOrigin(s.entry, a)
 	}
 	return nil
 }
 
-// tellOrigin tells the one who began a thread that a loop in it was cut: a note
-// beside his own messages' records.
-func (w *Worker) tellOrigin(ctx context.Context, e *entry, a *mesh.Ack) {
+// tellOrigin tells the one who began a thread that a loop in it was cut. That is
+// not kept: the place of the record under his name is that of a message of his
+// own, which may have the same id.
+func (w *Worker) tellOrigin(e *entry, a *mesh.Ack) {
 	w.mu.Lock()
 	origin := e.from
 	if t := w.core.threads[e.thread]; len(t) > 0 {
@@ -116,10 +115,7 @@ func (w *Worker) tellOrigin(ctx context.Context, e *entry, a *mesh.Ack) {
 	if origin == e.from {
 		return
 	}
-	_, err := w.records.Write(ctx, bus.Record{
-		Subject: subjects.MeshState(origin, string(a.MessageID)), WriteID: uuid.NewString(), Data: fleet.MustEncode(a),
-	})
-	if err != nil && !errors.Is(err, bus.ErrConflict) {
+	if err := w.cfg.Bus.Publish(subjects.MeshAck(origin, string(a.MessageID)), fleet.MustEncode(a), nil); err != nil {
 		w.log.Warn("the sender of a thread is not told", slog.String("thread_id", string(e.thread)), slog.String("message_id", string(a.MessageID)), slog.Any("error", err))
 	}
 }

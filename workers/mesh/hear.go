@@ -105,7 +105,7 @@ func (w *Worker) onRecord(m bus.Msg) {
 		return
 	}
 	if string(a.From) != vars[0] {
-		return // a note to the one who began the thread
+		return // no mesh worker wrote it
 	}
 	w.heard(a, m.Seq)
 }

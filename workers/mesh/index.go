@@ -44,6 +44,8 @@ type entry struct {
 
 	busy bool // something is being done about it here
 	sure bool // the instance is known not to have it
+	// quiet is until when nothing is tried: its last record could not be written.
+	quiet time.Time
 	// toward is the instance that it is being given to.
 	toward subjects.InstanceID
 }
@@ -215,10 +217,18 @@ func (x *index) judge(e *entry, m *mesh.Message, size int) *fleet.Reason {
 	return nil
 }
 
-// limited is how long from must wait until it may send to to.
+// limited is how long from must wait until it may send to to. It makes no meter:
+// only a message that is kept takes one away again.
 func (x *index) limited(from, to subjects.AgentID, now time.Time) time.Duration {
-	all, pair := x.meter(from, to)
-	return max(all.wait(x.limits.AgentPerMinute, now), pair.wait(x.limits.PairPerMinute, now))
+	m := x.meters[from]
+	if m == nil {
+		return 0
+	}
+	wait := m.all.wait(x.limits.AgentPerMinute, now)
+	if pair := m.to[to]; pair != nil {
+		wait = max(wait, pair.wait(x.limits.PairPerMinute, now))
+	}
+	return wait
 }
 
 func (x *index) meter(from, to subjects.AgentID) (all, pair *bucket) {
@@ -284,7 +294,7 @@ func (x *index) recorded(ack *mesh.Ack, rev uint64) *entry {
 
 func (x *index) apply(e *entry, ack *mesh.Ack, rev uint64) {
 	e.rev, e.state, e.attempt, e.changed = rev, ack.State, ack.Attempt, ack.Time
-	e.instance, e.epoch, e.sure = ack.InstanceID, ack.Epoch, false
+	e.instance, e.epoch, e.sure, e.quiet = ack.InstanceID, ack.Epoch, false, time.Time{}
 	e.reason = ack.Reason
 	if ack.ReplyID != "" && e.answer == nil {
 		e.answer = x.entries[key{e.to, ack.ReplyID}]

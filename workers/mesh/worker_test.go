@@ -306,48 +306,6 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Agents that answer each other for ever are stopped, whatever they say of
-// hops, and whoever began it hears of it.
-func TestLoopsEnd(t *testing.T) {
-	t.Parallel()
-	b := bustest.New(t).Bus(t)
-	start(t, b, mesh.Limits{MaxHops: 4})
-	ping, pong := join(t, b, "ping", "one", 1), join(t, b, "pong", "one", 1)
-	first := send(t, b, "boss", "ping", "begin", nil)
-	turn, other := ping, pong
-	var texts []string
-	for i := range 20 {
-		var m wire.Message
-		select {
-		case m = <-turn.got:
-		case <-time.After(time.Second):
-		}
-		if m.MessageID == "" {
-			break
-		}
-		texts = append(texts, m.Text)
-		send(t, b, turn.agent, other.agent, strconv.Itoa(i), func(n *wire.Message) {
-			n.ThreadID, n.Hops, n.MessageID = m.ThreadID, 0, wire.MessageID(fmt.Sprintf("loop%d", i))
-			if i%2 == 0 {
-				n.Ref = m.MessageID
-			}
-		})
-		if err := turn.done(m, nil); err != nil {
-			t.Fatal(err)
-		}
-		turn, other = other, turn
-	}
-	if len(texts) != 5 { // the first, and four that it led to
-		t.Errorf("%d messages went round: %v", len(texts), texts)
-	}
-	if a := await(t, b, "ping", "loop4", wire.Refused); a.Reason.Code != subjects.CodeHopLimit {
-		t.Errorf("refused for %+v, want hop_limit", a.Reason)
-	}
-	if a := await(t, b, "boss", "loop4", wire.Refused); a.ThreadID != wire.ThreadID(first) || a.Reason.Code != subjects.CodeHopLimit {
-		t.Errorf("who began it hears %+v", a)
-	}
-}
-
 // Several workers share the inboxes; when one goes, its inboxes are the others'.
 func TestSeveralWorkers(t *testing.T) {
 	t.Parallel()

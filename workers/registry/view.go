@@ -20,6 +20,11 @@ type key struct {
 	instance subjects.InstanceID
 }
 
+// compare orders instances in a listing.
+func (k key) compare(other key) int {
+	return cmp.Or(cmp.Compare(k.agent, other.agent), cmp.Compare(k.instance, other.instance))
+}
+
 // instance is what is known of one process of an agent.
 type instance struct {
 	announce  fleet.Announce
@@ -156,13 +161,14 @@ func (v *view) sweep(now time.Time) []fleet.AgentEvent {
 	return events
 }
 
-// list is the listing of one agent, or of all when a is empty.
-func (v *view) list(a subjects.AgentID, now time.Time) []fleet.AgentView {
+// list is the listing of one agent, or of all when a is empty: of those that
+// come after an instance.
+func (v *view) list(a subjects.AgentID, after key, now time.Time) []fleet.AgentView {
 	keys := v.keys(a)
 	views := make([]fleet.AgentView, 0, len(keys))
 	for _, k := range keys {
 		in := v.instances[k]
-		if gone(in, now) {
+		if gone(in, now) || k.compare(after) <= 0 {
 			continue
 		}
 		drain, byOperator := v.drains[k.agent]
@@ -186,9 +192,7 @@ func (v *view) keys(a subjects.AgentID) []key {
 			keys = append(keys, k)
 		}
 	}
-	slices.SortFunc(keys, func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.agent, b.agent), cmp.Compare(a.instance, b.instance))
-	})
+	slices.SortFunc(keys, key.compare)
 	return keys
 }
 

@@ -1,7 +1,9 @@
 package registry
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,7 +47,7 @@ func wantEvents(t *testing.T, what string, got []fleet.AgentEvent, want ...strin
 
 func live(v *view, now time.Time) []bool {
 	var out []bool
-	for _, a := range v.list("", now) {
+	for _, a := range v.list("", key{}, now) {
 		out = append(out, a.Live)
 	}
 	return out
@@ -63,7 +65,7 @@ func TestViewLivesByHeartbeats(t *testing.T) {
 	wantEvents(t, "back", v.heard(one, &fleet.Heartbeat{Epoch: 7}, at(52)), "claude live")
 	wantEvents(t, "restarted", v.announced(one, announce(8), at(53), at(53)), "claude live")
 	wantEvents(t, "announce of the old process, late", v.announced(one, announce(7), at(54), at(54)))
-	if got := v.list("claude", at(55))[0].Announce.Worker; got.Epoch != 8 || got.AgentID != "claude" || got.InstanceID != "main" {
+	if got := v.list("claude", key{}, at(55))[0].Announce.Worker; got.Epoch != 8 || got.AgentID != "claude" || got.InstanceID != "main" {
 		t.Errorf("listed worker %+v, want epoch 8 of claude main", got)
 	}
 }
@@ -114,7 +116,7 @@ func TestViewDrains(t *testing.T) {
 	if e := events[0]; e.By != "operator" || e.Message != "maintenance" {
 		t.Errorf("drained by %q because of %q, want operator, maintenance", e.By, e.Message)
 	}
-	got := v.list("claude", at(3))[0]
+	got := v.list("claude", key{}, at(3))[0]
 	if !got.Draining || got.DrainedBy != "operator" {
 		t.Errorf("draining %v by %q, want true by operator", got.Draining, got.DrainedBy)
 	}
@@ -142,7 +144,7 @@ func TestViewLists(t *testing.T) {
 	}), at(1), at(1))
 	v.announced(key{"codex", "a"}, announce(1), at(1), at(1))
 	v.announced(one, announce(1, func(a *fleet.Announce) { a.Session.ActiveTasks = 1 }), at(1), at(1))
-	before := v.list("codex", at(1))
+	before := v.list("codex", key{}, at(1))
 	v.heard(b, &fleet.Heartbeat{
 		Epoch: 1, ActiveTasks: 1, MCPHealth: fleet.MCPHealth{"web": fleet.HealthTimeout},
 		Holding: []fleet.Holding{{TaskID: "t1", Attempt: 1}},
@@ -150,13 +152,13 @@ func TestViewLists(t *testing.T) {
 	v.cool("codex", &fleet.AgentCooling{Until: at(60), Code: subjects.CodeRateLimited})
 
 	var names []string
-	for _, a := range v.list("", at(3)) {
+	for _, a := range v.list("", key{}, at(3)) {
 		names = append(names, string(a.Announce.Worker.AgentID)+"/"+string(a.Announce.Worker.InstanceID))
 	}
 	if want := []string{"claude/main", "codex/a", "codex/b"}; !slices.Equal(names, want) {
 		t.Errorf("listed %v, want %v", names, want)
 	}
-	got := v.list("codex", at(3))[1]
+	got := v.list("codex", key{}, at(3))[1]
 	if got.Announce.MCPHealth["web"] != fleet.HealthTimeout || got.Announce.MCPHealth["git"] != fleet.HealthOK {
 		t.Errorf("health %v, want git ok and web timeout", got.Announce.MCPHealth)
 	}
@@ -169,10 +171,10 @@ func TestViewLists(t *testing.T) {
 	if got.CoolUntil == nil || !got.CoolUntil.Equal(at(60)) {
 		t.Errorf("cool until %v, want %v", got.CoolUntil, at(60))
 	}
-	if got := v.list("codex", at(60))[0]; got.CoolUntil != nil {
+	if got := v.list("codex", key{}, at(60))[0]; got.CoolUntil != nil {
 		t.Errorf("cool until %v after it was over", got.CoolUntil)
 	}
-	if got := v.list("nobody", at(3)); len(got) != 0 {
+	if got := v.list("nobody", key{}, at(3)); len(got) != 0 {
 		t.Errorf("listed %v for nobody", got)
 	}
 }
@@ -183,11 +185,11 @@ func TestViewForgets(t *testing.T) {
 	v.announced(one, announce(1), at(1), at(1))
 	v.sweep(at(60))
 	v.sweep(at(keptFor.Seconds()))
-	if got := len(v.list("", at(60))); got != 1 {
+	if got := len(v.list("", key{}, at(60))); got != 1 {
 		t.Fatalf("%d listed while the announce is kept, want 1", got)
 	}
 	v.sweep(at(keptFor.Seconds() + 2))
-	if got := len(v.list("", at(60))); got != 0 {
+	if got := len(v.list("", key{}, at(60))); got != 0 {
 		t.Errorf("%d listed after the announce has gone, want 0", got)
 	}
 }
@@ -200,7 +202,7 @@ func TestViewPassesOverWhoIsLongGone(t *testing.T) {
 	for _, k := range []key{one, back} {
 		wantEvents(t, "found, gone for a week", v.announced(k, announce(1), week, at(0)))
 	}
-	if got := v.list("", at(0)); len(got) != 0 {
+	if got := v.list("", key{}, at(0)); len(got) != 0 {
 		t.Errorf("listed %v, want nobody", got)
 	}
 	if got := v.figures(at(0)); len(got.Agents) != 0 {
@@ -208,10 +210,28 @@ func TestViewPassesOverWhoIsLongGone(t *testing.T) {
 	}
 	wantEvents(t, "a look meanwhile", v.sweep(at(1)))
 	v.heard(back, &fleet.Heartbeat{Epoch: 1}, at(5))
-	if got := v.list("", at(6)); len(got) != 1 || !got[0].Live || got[0].Announce.Worker.AgentID != "codex" {
+	if got := v.list("", key{}, at(6)); len(got) != 1 || !got[0].Live || got[0].Announce.Worker.AgentID != "codex" {
 		t.Errorf("listed %v, want the one that was heard", got)
 	}
 	if v.sweep(at(31)); len(v.instances) != 1 {
 		t.Errorf("%d instances are remembered after a lease, want 1", len(v.instances))
+	}
+}
+
+// Heartbeats tell of no more than a listing has room for.
+func TestViewOfWhoSaysTooMuch(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	v.announced(one, announce(7), at(1), at(1))
+	for beat := range 8 {
+		health := fleet.MCPHealth{}
+		for i := range 1000 {
+			health[fmt.Sprintf("%d-%d-%0200d", beat, i, 0)] = fleet.HealthOK
+		}
+		v.heard(one, &fleet.Heartbeat{Epoch: 7, MCPHealth: health}, at(2))
+	}
+	data, err := page(v.list("", key{}, at(3)), 0)
+	if err != nil || len(data) > maxPage || !strings.Contains(string(data), `"agent_id":"claude"`) {
+		t.Errorf("a page of %d bytes, %v; want claude, without all that health", len(data), err)
 	}
 }

@@ -192,18 +192,53 @@ func (w *Worker) service() bus.Service {
 	}
 }
 
+// Bounds of a listing, in bytes. A page has one instance at least.
+const (
+	maxPage = 900 << 10
+	maxView = fleet.MaxMessage // of an instance
+)
+
 // list answers agent.list.
 func (w *Worker) list(_ context.Context, m bus.Msg) ([]byte, error) {
 	q, err := fleet.DecodeRequest[fleet.AgentList](m.Data)
 	if err != nil {
 		return nil, err
 	}
+	agent, instance, _ := strings.Cut(q.After, ".")
 	w.mu.Lock()
-	reply := fleet.AgentListReply{Agents: w.view.list(q.AgentID, w.now())}
+	views := w.view.list(q.AgentID, key{subjects.AgentID(agent), subjects.InstanceID(instance)}, w.now())
 	w.mu.Unlock()
-	if q.AgentID != "" && len(reply.Agents) == 0 {
+	if q.AgentID != "" && q.After == "" && len(views) == 0 {
 		return nil, subjects.Errorf(subjects.CodeNotFound, "no agent %q was heard of in the last day", q.AgentID).
 			At("/agent_id").WithRemedy("parley agent ls shows who has")
+	}
+	return page(views, q.Limit)
+}
+
+// page is the reply with the first of views: as many as fit, and at most limit
+// unless that is 0.
+func page(views []fleet.AgentView, limit int) ([]byte, error) {
+	reply := struct {
+		Agents []json.RawMessage `json:"agents"`
+		Next   string            `json:"next,omitempty"`
+	}{Agents: []json.RawMessage{}}
+	size := 0
+	for i := range views {
+		v := &views[i]
+		data, err := fleet.Encode(v)
+		if err == nil && len(data) > maxView { // by its heartbeats, which nothing bounds together
+			v.Announce.MCPHealth, v.Holding = nil, nil
+			data, err = fleet.Encode(v)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if size += len(data); i > 0 && (i == limit || size > maxPage) {
+			last := &views[i-1].Announce.Worker
+			reply.Next = string(last.AgentID) + "." + string(last.InstanceID)
+			break
+		}
+		reply.Agents = append(reply.Agents, data)
 	}
 	return fleet.Encode(&reply)
 }

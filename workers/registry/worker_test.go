@@ -1,7 +1,11 @@
 package registry_test
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,4 +148,41 @@ func TestWorkerTellsWhoIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	next(t, told, fleet.AgentLive)
+}
+
+// TestListingHasPages: however much agents announce, everybody can list them.
+func TestListingHasPages(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	var want []string
+	for i := range 5 {
+		instance := subjects.InstanceID(fmt.Sprint("i", i))
+		large := fmt.Sprintf(`{"worker":{"agent_id":"large","instance_id":%q},"junk":%q}`, instance, strings.Repeat("x", 1000<<10))
+		store(t, b, subjects.Announce("large", instance), json.RawMessage(large))
+		want = append(want, "large/"+string(instance))
+	}
+	for _, agent := range []subjects.AgentID{"small", "small-too", "tiny"} {
+		store(t, b, subjects.Announce(agent, "main"), &fleet.Announce{Worker: fleet.Worker{AgentID: agent}})
+		want = append(want, string(agent)+"/main")
+	}
+	start(t, b)
+	for _, limit := range []int{0, 1, 2} {
+		var got []string
+		pages := 0
+		_, err := fleet.AllAgents(fleet.AgentList{Limit: limit}, func(q fleet.AgentList) (fleet.AgentListReply, error) {
+			pages++
+			m, err := b.Request(t.Context(), subjects.API("operator", "agent", "list"), fleet.MustEncode(q), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := fleet.DecodeReply[fleet.AgentListReply](m.Data)
+			for _, v := range r.Agents {
+				got = append(got, string(v.Announce.Worker.AgentID)+"/"+string(v.Announce.Worker.InstanceID))
+			}
+			return r, err
+		})
+		if err != nil || !slices.Equal(got, want) || pages != []int{6, 8, 7}[limit] {
+			t.Errorf("limit %d: %d pages, %v, %v; want %v", limit, pages, got, err, want)
+		}
+	}
 }

@@ -52,8 +52,8 @@ type lane struct {
 	size   int                 // pending ones
 	claims map[*entry]struct{} // claimed by somebody, or in hand here
 
-	failures int // attempts that failed in a row
-	probeAt  time.Time
+	failures int       // attempts that failed in a row
+	probeAt  time.Time // when one is tried, if they opened the circuit
 	hold     time.Time // the receiver asked for quiet until then
 	last     *fleet.Reason
 }
@@ -196,13 +196,12 @@ func (x *index) judge(e *entry, now time.Time) {
 		if s.State == fleet.DeliveryDead && s.Error.Code != subjects.CodeUnavailable && s.Error.Code != subjects.CodeRateLimited {
 			return
 		}
-		if l.failures++; l.failures >= x.limits.openAfter {
-			at := s.Updated
-			if at.After(now) || at.IsZero() {
-				at = now
-			}
-			l.probeAt = at.Add(x.limits.probeEvery)
+		l.failures++
+		at := s.Updated
+		if at.After(now) || at.IsZero() {
+			at = now
 		}
+		l.probeAt = at.Add(x.limits.probeEvery)
 	}
 }
 
@@ -419,10 +418,11 @@ func (x *index) caughtUp() {
 }
 
 // stale returns at most limit deliveries that ended so long ago that they are
-// forgotten, and drops lanes that have nothing to tell.
+// forgotten, and drops lanes that have nothing to tell: a target that nothing
+// was sent to for a day after it failed may be as well as any other.
 func (x *index) stale(now time.Time, keep keep, limit int) (old []*entry) {
 	for target, l := range x.lanes {
-		if l.size == 0 && l.failures == 0 && !l.hold.After(now) {
+		if l.size == 0 && (l.failures == 0 || now.Sub(l.probeAt) > keepFailed) && !l.hold.After(now) {
 			delete(x.lanes, target)
 		}
 	}

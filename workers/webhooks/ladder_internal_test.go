@@ -161,6 +161,38 @@ func TestStale(t *testing.T) {
 	}
 }
 
+// A target that failed is forgotten a day after, once nothing waits for it.
+func TestStaleLanes(t *testing.T) {
+	t.Parallel()
+	x := newIndex(func(string) bool { return true }, limits{perEndpoint: 4, openAfter: 5, probeEvery: time.Minute})
+	start := time.Unix(1e9, 0).UTC()
+	fail := func(target string, n int, state string) {
+		d := delivery(target)
+		d.Endpoint, d.URL = "", target+"/hook"
+		x.stored(d, uint64(len(x.entries)+1), start)
+		for i := range n {
+			st := begin(d, start)
+			st.Attempts, st.Error = i+1, &fleet.Reason{Code: subjects.CodeUnavailable}
+			if i == n-1 {
+				st.State = state
+			}
+			x.recorded(&st, uint64(1000*len(x.entries)+i), start)
+		}
+	}
+	fail("https://once.example", 1, fleet.DeliveryDead)
+	fail("https://often.example", 9, fleet.DeliveryDead)
+	fail("https://waits.example", 9, fleet.DeliveryPending)
+	k := keep{KeepDelivered, KeepDead, keepMost}
+	x.stale(start.Add(24*time.Hour), k, 100)
+	if len(x.lanes) != 3 || x.lanes["https://once.example"].failures != 1 || x.lanes["https://often.example"].failures != 9 {
+		t.Errorf("after a day %d targets are known, want three, and how often they failed", len(x.lanes))
+	}
+	x.stale(start.Add(24*time.Hour+2*time.Minute), k, 100)
+	if len(x.lanes) != 1 || x.lanes["https://waits.example"] == nil {
+		t.Errorf("after that %d targets are known, want the one that something waits for", len(x.lanes))
+	}
+}
+
 // The endpoint comes back after an hour: what waited arrives within minutes,
 // each once.
 func TestBackAfterAnHour(t *testing.T) {

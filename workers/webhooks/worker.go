@@ -56,11 +56,12 @@ const (
 // subscribers have named.
 func guestsOf(concurrency int) int { return max(concurrency*3/4, 1) }
 
-// How long ended deliveries are known.
+// How long ended deliveries are known, and that a target failed.
 const (
 	KeepDelivered = 24 * time.Hour
 	KeepDead      = 7 * 24 * time.Hour
 	keepMost      = 10_000
+	keepFailed    = 24 * time.Hour // once nothing waits for it
 )
 
 const (
