@@ -85,7 +85,10 @@ func (t before) item(base *fleet.Dispatch, node *run.Node, task subjects.TaskID,
 func (t before) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, error) {
 	bare := d.Brief
 	if template != "" {
-		bare = run.Quote(template, t.quoted)
+		var err error
+		if bare, err = run.Quote(template, t.quoted); err != nil {
+			return nil, err
+		}
 	}
 	d.Brief = bare
 	if len(t.block.PreviousResults) == 0 && len(t.block.SharedData) == 0 && len(t.block.Item) == 0 {
