@@ -128,7 +128,7 @@ func (d *driver) judge(ctx context.Context, rec *run.Record, name run.NodeID) (V
 			b.Status[dep] = rec.Nodes[dep].State
 			var output json.RawMessage
 			output, err = d.outputOf(ctx, rec, dep)
-			if subjects.CodeOf(err) == subjects.CodePayloadTooLarge {
+			if code := subjects.CodeOf(err); err != nil && !again(code) {
 				return Verdict{Err: err.Error()}, nil
 			}
 			if err != nil {
