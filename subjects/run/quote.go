@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"parley/subjects"
+	"parley/subjects/fleet"
 )
 
 // What a brief of a fan-out may quote beside nodes.
@@ -31,18 +32,18 @@ func quotes(text string) iter.Seq[quote] {
 				return
 			}
 			start := at + i
-			n := strings.IndexByte(text[start:], '}')
+			at = start + 2
+			head := text[at:min(at+subjects.MaxIDLen+1, len(text))]
+			name := head[:max(strings.IndexAny(head, "/}"), 0)]
+			if !subjects.ValidToken(name) {
+				continue // it is no quote, but may hold one
+			}
+			n := strings.IndexByte(text[at:], '}')
 			if n < 0 {
 				return
 			}
-			name, pointer, deep := strings.Cut(text[start+2:start+n], "/")
-			if deep {
-				pointer = "/" + pointer
-			}
-			if at = start + 2; !subjects.ValidToken(name) {
-				continue // it is no quote, but may hold one
-			}
-			at = start + n + 1
+			pointer := text[at+len(name) : at+n]
+			at += n + 1
 			if !yield(quote{start, at, NodeID(name), pointer}) {
 				return
 			}
@@ -72,26 +73,43 @@ func (q *Quoted) value(name NodeID) (json.RawMessage, bool) {
 // ${node/a/0} by what the pointer finds in it: a text as it is, any other JSON
 // as JSON, nothing where there is none. In a fan-out ${item} and ${index} stand
 // for the item, and for where in the list it is. Whatever else looks like a
-// quote stays.
-func Quote(brief string, from Quoted) string {
+// quote stays. What comes to more than a message holds is refused, as is what
+// takes too long to find, before it is made.
+func Quote(brief string, from Quoted) (string, error) {
 	var b strings.Builder
-	at := 0
+	at, read := 0, 0
 	for q := range quotes(brief) {
 		v, ok := from.value(q.name)
 		if !ok {
 			continue
 		}
-		if found, ok := Point(v, q.pointer); ok {
-			v = found
-		} else {
-			v = nil
+		found, cost, _ := point(v, q.pointer)
+		if read += cost; read > maxRead {
+			return "", subjects.Errorf(subjects.CodePayloadTooLarge, "more than %d bytes would be read for what the brief quotes", maxRead).
+				WithRemedy("quote fewer parts of large outputs")
+		}
+		text := Text(found)
+		if b.Len()+q.start-at+len(text) > fleet.MaxMessage {
+			return "", tooLong()
 		}
 		b.WriteString(brief[at:q.start])
-		b.WriteString(Text(v))
+		b.WriteString(text)
 		at = q.end
 	}
+	if b.Len()+len(brief)-at > fleet.MaxMessage {
+		return "", tooLong()
+	}
 	b.WriteString(brief[at:])
-	return b.String()
+	return b.String(), nil
+}
+
+// maxRead bounds what is read for the quotes of a brief, in bytes: each pointer
+// reads the whole of what it points into.
+const maxRead = 256 << 20
+
+func tooLong() error {
+	return subjects.Errorf(subjects.CodePayloadTooLarge, "with what it quotes the brief has more than %d bytes", fleet.MaxMessage).
+		WithRemedy("quote less of it, or refer to it by a url")
 }
 
 // Text is an output as a text quotes it: a text as it is, any other JSON as
@@ -106,31 +124,38 @@ func Text(output json.RawMessage) string {
 
 // Point finds what a JSON pointer points at.
 func Point(doc json.RawMessage, pointer string) (json.RawMessage, bool) {
+	found, _, ok := point(doc, pointer)
+	return found, ok
+}
+
+// point is Point, and says how many bytes it has read.
+func point(doc json.RawMessage, pointer string) (found json.RawMessage, read int, ok bool) {
 	if pointer == "" {
-		return doc, true
+		return doc, 0, true
 	}
 	for token := range strings.SplitSeq(pointer[1:], "/") {
 		token = strings.NewReplacer("~1", "/", "~0", "~").Replace(token)
 		var list []json.RawMessage
 		var object map[string]json.RawMessage
+		read += len(doc)
 		if json.Unmarshal(doc, &list) == nil {
 			i, err := strconv.Atoi(token)
 			if err != nil || i < 0 || i >= len(list) || strconv.Itoa(i) != token {
-				return nil, false
+				return nil, read, false
 			}
 			doc = list[i]
 			continue
 		}
 		if json.Unmarshal(doc, &object) != nil {
-			return nil, false
+			return nil, read, false
 		}
 		v, ok := object[token]
 		if !ok {
-			return nil, false
+			return nil, read, false
 		}
 		doc = v
 	}
-	return doc, true
+	return doc, read, true
 }
 
 // Unfold gives the items of a fan-out, of which output is what its source has

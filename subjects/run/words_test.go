@@ -184,13 +184,42 @@ func TestQuote(t *testing.T) {
 		"${item} ${index}":         "${item} ${index}",
 		"${b/x~1y}${b/x~1y}":       `[1,{"z~":"deep"}][1,{"z~":"deep"}]`,
 	} {
-		if got := run.Quote(in, q); got != want {
-			t.Errorf("Quote(%q) = %q, want %q", in, got, want)
+		if got, err := run.Quote(in, q); got != want || err != nil {
+			t.Errorf("Quote(%q) = %q, %v, want %q", in, got, err, want)
 		}
 	}
 	q.Item, q.Index = json.RawMessage(`{"name":"n"}`), 3
-	if got := run.Quote("${index} ${item/name} ${item}", q); got != `3 n {"name":"n"}` {
-		t.Errorf("of an item: %q", got)
+	if got, err := run.Quote("${index} ${item/name} ${item}", q); got != `3 n {"name":"n"}` || err != nil {
+		t.Errorf("of an item: %q, %v", got, err)
+	}
+}
+
+// What a brief comes to is bounded, and so is what that costs.
+func TestQuoteIsBounded(t *testing.T) {
+	t.Parallel()
+	item := fleet.MustEncode(strings.Repeat("x", 100<<10))
+	part := json.RawMessage(`["` + strings.Repeat("x", 1<<20) + `",1]`)
+	for name, tt := range map[string]struct {
+		brief string
+		q     run.Quoted
+		fits  bool
+	}{
+		"nothing quoted":     {strings.Repeat("x", fleet.MaxMessage), run.Quoted{}, true},
+		"too long by itself": {strings.Repeat("x", fleet.MaxMessage+1), run.Quoted{}, false},
+		"as long as it may":  {strings.Repeat("${item}", 10) + strings.Repeat("x", 24<<10), run.Quoted{Item: item}, true},
+		"too long a text":    {strings.Repeat("${item}", 100), run.Quoted{Item: item}, false},
+		"too long behind":    {strings.Repeat("${item}", 10) + strings.Repeat("x", 24<<10+1), run.Quoted{Item: item}, false},
+		"some parts":         {strings.Repeat("${item/1}", 10), run.Quoted{Item: part}, true},
+		"parts of too much":  {strings.Repeat("${item/1}", 300), run.Quoted{Item: part}, false},
+	} {
+		got, err := run.Quote(tt.brief, tt.q)
+		if tt.fits && err != nil || !tt.fits && (subjects.CodeOf(err) != subjects.CodePayloadTooLarge || got != "") {
+			t.Errorf("%s: %d bytes, %v; want it to fit: %v", name, len(got), err, tt.fits)
+		}
+	}
+	began := time.Now()
+	if got, err := run.Quote(strings.Repeat("${", 500_000)+"}", run.Quoted{}); len(got) != 1_000_001 || err != nil || time.Since(began) > 10*time.Second {
+		t.Errorf("of what looks like quotes: %d bytes, %v, after %s", len(got), err, time.Since(began))
 	}
 }
 
@@ -285,12 +314,12 @@ func FuzzQuote(f *testing.F) {
 			return
 		}
 		raw := json.RawMessage(output)
-		if got := run.Quote(brief, run.Quoted{}); got != brief {
-			t.Fatalf("Quote(%q) = %q without anything to quote", brief, got)
+		if got, err := run.Quote(brief, run.Quoted{}); got != brief || err != nil {
+			t.Fatalf("Quote(%q) = %q, %v without anything to quote", brief, got, err)
 		}
-		_ = run.Quote(brief, run.Quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}, Item: raw})
-		if got := run.Quote("<${a}>", run.Quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}}); !strings.HasPrefix(got, "<") || !strings.HasSuffix(got, ">") {
-			t.Fatalf("quoted as %q", got)
+		_, _ = run.Quote(brief, run.Quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}, Item: raw})
+		if got, err := run.Quote("<${a}>", run.Quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}}); !strings.HasPrefix(got, "<") || !strings.HasSuffix(got, ">") {
+			t.Fatalf("quoted as %q, %v", got, err)
 		}
 	})
 }

@@ -308,9 +308,19 @@ func resumeRun(r *run.Record, _ string, _ time.Time) (*run.Record, error) {
 }
 
 func retryRun(r *run.Record, _ string, now time.Time) (*run.Record, error) {
-	next := Retry(r, deadline(&r.Definition, now))
-	if next == nil && !r.State.Ended() {
+	// It builds on what was stored before, and so does its document later.
+	kept := r.Created.Add(keepResults - keepEnded)
+	until := deadline(&r.Definition, now)
+	if kept.Before(until) {
+		until = kept
+	}
+	next := Retry(r, until)
+	switch {
+	case next == nil && !r.State.Ended():
 		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "the run is %s still", r.State).WithRemedy("wait for its end, or cancel it")
+	case next != nil && !now.Before(kept):
+		return nil, subjects.Errorf(subjects.CodeDeadlineExceeded, "the run could be retried until %s: what it has come to is not kept for longer", kept.Format(time.RFC3339)).
+			WithRemedy("start it anew: parley run rerun " + string(r.RunID))
 	}
 	return next, nil
 }

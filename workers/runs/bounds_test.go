@@ -3,8 +3,10 @@ package runs_test
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"parley/bus"
 	"parley/bus/bustest"
@@ -107,5 +109,114 @@ func TestLongResultsAreNoted(t *testing.T) {
 	}
 	if got := told.Results[1]; got.Node != "b" || got.Status != run.Done || string(got.Output) != `"(307202 bytes: see the output of the run)"` {
 		t.Errorf("the second result is %.100s of %s, want a note", got.Output, got.Node)
+	}
+}
+
+// A brief that comes to more than a message holds ends its node, or its item, and
+// nothing of it is dispatched.
+func TestBriefThatGrows(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	long := strings.Repeat("x", 100<<10)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return said(long), true }
+	serve(t, runs.Config{Bus: b})
+	r := until(t, b, start(t, b, fmt.Sprintf(`{"agents":[
+		{"id":"a","brief":"a","dependencies":[]},
+		{"id":"b","brief":%q,"dependencies":["a"],"on_failure":"continue"},
+		{"id":"each","brief":%q,"dependencies":[],"on_failure":"continue","fan_out":{"items":[%q]}}]}`,
+		strings.Repeat("${a}", 100), strings.Repeat("${item}", 100), long)), run.Done)
+	for _, node := range []run.NodeID{"b", "each"} {
+		if n := r.Nodes[node]; n.State != run.Failed || n.Reason == nil || n.Reason.Code != subjects.CodePayloadTooLarge {
+			t.Errorf("%s is %s (%+v), want payload_too_large", node, n.State, n.Reason)
+		}
+	}
+	if n := len(k.briefs()); n != 1 {
+		t.Errorf("%d tasks, want that of a alone", n)
+	}
+}
+
+// A task that no message holds once it is JSON is refused for good.
+func TestTaskBeyondAMessage(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return said(strings.Repeat("\x01", 170_000)), true } // six bytes each
+	serve(t, runs.Config{Bus: b})
+	r := until(t, b, start(t, b, `{"agents":[{"id":"a","dependencies":[]},{"id":"b","brief":"${a}${a}${a}${a}${a}","dependencies":["a"]}]}`), run.Failed)
+	if n := r.Nodes["b"]; n.State != run.Failed || n.Reason == nil || n.Reason.Code != subjects.CodePayloadTooLarge {
+		t.Errorf("b is %s (%+v), want payload_too_large", n.State, n.Reason)
+	}
+}
+
+// A retry ends while the results that it builds on are kept, and its document
+// can be read for as long as any other.
+func TestRetriesWhileResultsAreKept(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return broke("no"), true }
+	serve(t, runs.Config{Bus: b})
+	id := start(t, b, `{"timeout":2592000,"agents":[{"id":"a","dependencies":[]}]}`)
+	until(t, b, id, run.Failed)
+	rewrite(t, b, id, func(r *run.Record) { r.Created = r.Created.Add(-30 * day) })
+	r, err := ask[run.Record](t, b, "retry", &run.Ref{RunID: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kept := r.Deadline.Sub(r.Created); kept != 33*day {
+		t.Errorf("it may go on until %s after its start, want 33 days", kept)
+	}
+	until(t, b, id, run.Failed)
+	rewrite(t, b, id, func(r *run.Record) { r.Created = r.Created.Add(-4 * day) })
+	if _, err := ask[run.Record](t, b, "retry", &run.Ref{RunID: id}); subjects.CodeOf(err) != subjects.CodeDeadlineExceeded {
+		t.Errorf("retry after 34 days = %v, want deadline_exceeded", err)
+	}
+}
+
+// Nothing begins without the inputs that it was to have: where they are lost it
+// fails, and says why.
+func TestLostResults(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	held := make(chan struct{})
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+		if brief, _, _ := strings.Cut(d.Brief, "\n"); brief == "slow" {
+			<-held
+		}
+		return said("did it"), true
+	}
+	stop := serve(t, runs.Config{Bus: b})
+	id := start(t, b, `{"agents":[
+		{"id":"a","brief":"a","dependencies":[]},
+		{"id":"each","brief":"item","dependencies":[],"fan_out":{"items":[1,2]}},
+		{"id":"slow","brief":"slow","dependencies":[]},
+		{"id":"plain","brief":"plain","dependencies":["a","slow"],"on_failure":"continue"},
+		{"id":"cond","brief":"cond","dependencies":["a","slow"],"on_failure":"continue","when":"outputs.a == nil"},
+		{"id":"fan","brief":"fan","dependencies":["a","slow"],"on_failure":"continue","fan_out":{"from":"a"}},
+		{"id":"sum","brief":"sum","dependencies":["each","slow"],"on_failure":"continue"}]}`)
+	bustest.Eventually(t, "a and each are done, slow is under way", func() bool {
+		r := get(t, b, id)
+		return r.Nodes["a"].State == run.Done && r.Nodes["each"].State == run.Done && slices.Contains(k.briefs(), "slow")
+	})
+	stop()
+	if err := b.Purge(t.Context(), subjects.StreamRuns, subjects.RunResult(id, "*")); err != nil {
+		t.Fatal(err)
+	}
+	k.change(func() { delete(k.tasks, runs.TaskID(id, "a", 1)); k.order = nil })
+	close(held)
+	serve(t, runs.Config{Bus: b})
+	r := until(t, b, id, run.Done)
+	for node, code := range map[run.NodeID]subjects.Code{
+		"plain": subjects.CodeNotFound, "cond": subjects.CodeInvalidMessage, "fan": subjects.CodeNotFound, "sum": subjects.CodeNotFound,
+	} {
+		if n := r.Nodes[node]; n.State != run.Failed || n.Reason == nil || n.Reason.Code != code || !strings.Contains(n.Reason.Message, "is not kept any more") {
+			t.Errorf("%s is %s (%+v), want failed by %s", node, n.State, n.Reason, code)
+		}
+	}
+	if briefs := k.briefs(); len(briefs) > 0 {
+		t.Errorf("began %q", briefs)
 	}
 }

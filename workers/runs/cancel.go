@@ -2,9 +2,11 @@ package runs
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync"
 
+	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/run"
 )
@@ -33,12 +35,14 @@ func (d *driver) cancelItems(ctx context.Context, rec *run.Record, node *run.Nod
 	if f := d.fans[n.TaskID]; f != nil {
 		f.halt()
 	}
+	var list []json.RawMessage
 	output, err := d.outputOf(ctx, rec, node.FanOut.From)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		list, err = node.FanOut.Unfold(output)
 	}
-	list, err := node.FanOut.Unfold(output)
-	if err != nil {
+	if code := subjects.CodeOf(err); err != nil && again(code) {
+		return nil, err
+	} else if err != nil {
 		return nil, nil //nolint:nilerr // it has no items
 	}
 	chunks, err := d.readChunks(ctx, rec.RunID, node.Name(), 0, -1)

@@ -85,7 +85,10 @@ func (t before) item(base *fleet.Dispatch, node *run.Node, task subjects.TaskID,
 func (t before) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, error) {
 	bare := d.Brief
 	if template != "" {
-		bare = run.Quote(template, t.quoted)
+		var err error
+		if bare, err = run.Quote(template, t.quoted); err != nil {
+			return nil, err
+		}
 	}
 	d.Brief = bare
 	if len(t.block.PreviousResults) == 0 && len(t.block.SharedData) == 0 && len(t.block.Item) == 0 {
@@ -125,7 +128,7 @@ func (d *driver) judge(ctx context.Context, rec *run.Record, name run.NodeID) (V
 			b.Status[dep] = rec.Nodes[dep].State
 			var output json.RawMessage
 			output, err = d.outputOf(ctx, rec, dep)
-			if subjects.CodeOf(err) == subjects.CodePayloadTooLarge {
+			if code := subjects.CodeOf(err); err != nil && !again(code) {
 				return Verdict{Err: err.Error()}, nil
 			}
 			if err != nil {

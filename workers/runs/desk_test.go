@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -257,6 +258,29 @@ func until(t *testing.T, b *bus.Bus, id subjects.RunID, s run.State) *run.Record
 		return r.State == s
 	})
 	return r
+}
+
+// rewrite changes the record of a run, as a worker would.
+func rewrite(t *testing.T, b *bus.Bus, id subjects.RunID, change func(r *run.Record)) {
+	t.Helper()
+	records, stop := b.Records(subjects.StreamRuns, bus.CommitDirect)
+	defer stop()
+	m, err := b.Last(t.Context(), subjects.StreamRuns, subjects.Run(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := run.DecodeRecord(m.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(r)
+	_, err = records.Write(t.Context(), bus.Record{
+		Subject: m.Subject, Expected: m.Seq, WriteID: fmt.Sprint("rewrite-", m.Seq), Data: r.Encode(fleet.MustEncode(&r.Definition)),
+		Header: bus.Header{subjects.HeaderWriter: {"other"}, subjects.HeaderKind: {string(r.State)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // document reads a run's document part by part.

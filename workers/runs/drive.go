@@ -132,20 +132,18 @@ func (d *driver) turn(ctx context.Context, rec *run.Record, rev uint64, all bool
 		return d.store(ctx, rec, rev, Cancel(rec, rec.Cancel, now))
 	}
 	session := d.openSession(ctx, rec)
-	ended, err := d.look(ctx, rec, all)
-	if err != nil && len(ended) == 0 {
-		return false, err
-	}
-	if session != rec.SessionID {
+	ended, err := d.look(ctx, rec, all) // what cannot be done holds up neither the deadline nor other nodes
+	opened := session != rec.SessionID
+	if opened {
 		next := *rec
 		next.SessionID = session
 		rec = &next
 	}
 	p, errNext := d.next(ctx, rec, ended, now)
 	if errNext != nil {
-		return false, errNext
+		return false, errors.Join(err, errNext)
 	}
-	if p.Record == nil && len(p.Ask) == 0 && d.count(rec) {
+	if p.Record == nil && len(p.Ask) == 0 && (opened || d.count(rec)) {
 		next := *rec
 		next.Nodes = maps.Clone(rec.Nodes)
 		p.Record = &next

@@ -2,9 +2,11 @@ package runs_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,4 +145,68 @@ func TestOwnRecordThatCameLate(t *testing.T) {
 	if n := k.count(func(j *job) bool { return j.canceled }); n != 1 {
 		t.Errorf("%d tasks were canceled", n)
 	}
+}
+
+// A run ends by its deadline though what it is to dispatch is refused for now,
+// again and again.
+func TestDeadlineOfWhatIsRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		k := newDesk(t, b)
+		k.refuse = func(*fleet.Dispatch) error { return subjects.Errorf(subjects.CodeUnavailable, "not now") }
+		serve(t, runs.Config{Bus: b})
+		id := start(t, b, `{"timeout":20,"agents":[{"id":"a","dependencies":[]}]}`)
+		time.Sleep(25 * time.Second)
+		if r := get(t, b, id); r.State != run.Expired {
+			t.Errorf("after 25 s of 20 the run is %s", r.State)
+		}
+	})
+}
+
+// A run that has begun without a session gets one, once sessions are there, and
+// no more than one, also where its record cannot be stored for a while.
+func TestSessionThatComesLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Connect(t)
+		if err := b.Provision(t.Context(), bus.Provisioning{RunsMaxBytes: 64 << 10}); err != nil {
+			t.Fatal(err)
+		}
+		k := newDesk(t, b)
+		k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+		serve(t, runs.Config{Bus: b})
+		id := start(t, b, `{"agents":[{"id":"a","dependencies":[]}]}`)
+		time.Sleep(31 * time.Second)
+		if r := get(t, b, id); r.Nodes["a"].State != run.Dispatched || r.SessionID != "" {
+			t.Fatalf("a is %s, in the session %q", r.Nodes["a"].State, r.SessionID)
+		}
+		records, stop := b.Records(subjects.StreamRuns, bus.CommitDirect)
+		defer stop()
+		var err error
+		for n := 0; err == nil && n < 10_000; n++ {
+			id := fmt.Sprint("w", n)
+			_, err = records.Write(t.Context(), bus.Record{
+				Subject: subjects.RunResult("other", subjects.TaskID(id)), WriteID: id, Data: fleet.MustEncode(strings.Repeat("x", 100)),
+			})
+		}
+		if !errors.Is(err, bus.ErrFull) {
+			t.Fatalf("fill the stream: %v", err)
+		}
+		s := newSessions(t, b)
+		time.Sleep(time.Minute)
+		if r := get(t, b, id); r.SessionID != "" {
+			t.Fatalf("the run has the session %q, and no room", r.SessionID)
+		}
+		if err := b.Purge(t.Context(), subjects.StreamRuns, subjects.RunResult("other", "*")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		r := get(t, b, id)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.created != 1 || r.SessionID != theSession {
+			t.Errorf("%d sessions were created, the run has %q", s.created, r.SessionID)
+		}
+	})
 }

@@ -331,3 +331,25 @@ func TestFanOutIsCanceled(t *testing.T) {
 		t.Errorf("the document has %d items", len(o.Results[0].Each))
 	}
 }
+
+// A run can be canceled, too, while a fan-out is under way whose list is too large
+// to be read.
+func TestCancelOfAListTooLarge(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	long := strings.Repeat("x", 1_000_000)
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) { return said(long), !strings.HasPrefix(d.Brief, "slow") }
+	stop := serve(t, runs.Config{Bus: b})
+	id := start(t, b, `{"agents":[{"id":"each","fan_out":{"items":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}},
+		{"id":"slow","brief":"slow"},{"id":"more","dependencies":["each","slow"],"fan_out":{"from":"each"}}]}`)
+	bustest.Eventually(t, "each is done", func() bool { return get(t, b, id).Nodes["each"].State == run.Done })
+	stop()
+	rewrite(t, b, id, func(r *run.Record) { // more was begun, and the cancel comes before it has failed
+		r.Nodes["more"], r.Cancel = run.Status{State: run.Dispatched, Generation: 1, TaskID: runs.TaskID(id, "more", 1)}, "enough"
+	})
+	serve(t, runs.Config{Bus: b})
+	if n := until(t, b, id, run.Canceled).Nodes["more"]; n.State != run.Canceled || n.Items != nil {
+		t.Errorf("more is %s with %+v", n.State, n.Items)
+	}
+}

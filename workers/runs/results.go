@@ -191,7 +191,7 @@ func (w *Worker) itemResult(ctx context.Context, r subjects.RunID, i run.Item) (
 
 // outputOf is the output of a node that has ended: of a fan-out the list of
 // those of its items, null for one that has none. It is nil for no node, and
-// for one that has no output.
+// for one that has no output; what was there and is lost is an error for good.
 func (d *driver) outputOf(ctx context.Context, rec *run.Record, name run.NodeID) (json.RawMessage, error) {
 	n, known := rec.Nodes[name]
 	if !known {
@@ -205,10 +205,15 @@ func (d *driver) outputOf(ctx context.Context, rec *run.Record, name run.NodeID)
 	}
 	if node.FanOut == nil {
 		res, err := d.resultOf(ctx, rec, n)
-		if res == nil || err != nil {
+		switch {
+		case err != nil:
 			return nil, err
+		case res != nil:
+			return res.Output, nil
+		case n.State == run.Done:
+			return nil, lost(name)
 		}
-		return res.Output, nil
+		return nil, nil
 	}
 	if n.Items == nil {
 		return nil, nil
@@ -217,7 +222,7 @@ func (d *driver) outputOf(ctx context.Context, rec *run.Record, name run.NodeID)
 	if err != nil {
 		return nil, err
 	}
-	outputs, size := make([]json.RawMessage, n.Items.Total), 0
+	outputs, size, done := make([]json.RawMessage, n.Items.Total), 0, 0
 	for i := range outputs {
 		outputs[i] = json.RawMessage("null")
 	}
@@ -229,7 +234,10 @@ func (d *driver) outputOf(ctx context.Context, rec *run.Record, name run.NodeID)
 		if err != nil {
 			return nil, err
 		}
-		if res == nil || len(res.Output) == 0 {
+		if res == nil {
+			break
+		}
+		if done++; len(res.Output) == 0 {
 			continue
 		}
 		outputs[i.Index] = res.Output
@@ -238,5 +246,14 @@ func (d *driver) outputOf(ctx context.Context, rec *run.Record, name run.NodeID)
 				WithRemedy("have its items answer with less")
 		}
 	}
+	if done < n.Items.Done {
+		return nil, lost(name)
+	}
 	return fleet.MustEncode(outputs), nil
+}
+
+// lost refuses what needs the output of a node: without it would be another task.
+func lost(name run.NodeID) error {
+	return subjects.Errorf(subjects.CodeNotFound, "what %s has come to is not kept any more", name).
+		WithRemedy("start the run anew: parley run rerun RUN")
 }

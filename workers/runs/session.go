@@ -25,12 +25,18 @@ const (
 type session struct {
 	tried   time.Time
 	renewed time.Time
+
+	opened, instead subjects.SessionID // the run's next one, and the one of its record until then
 }
 
 // openSession gives the run a session where it has none, and has it kept.
 func (d *driver) openSession(ctx context.Context, rec *run.Record) subjects.SessionID {
 	now := time.Now()
 	s := &d.session
+	if s.opened != "" && rec.SessionID == s.instead {
+		return s.opened // the record is yet to be stored
+	}
+	s.opened = ""
 	if now.Sub(s.tried) < sessionAgain {
 		return rec.SessionID
 	}
@@ -56,6 +62,7 @@ func (d *driver) openSession(ctx context.Context, rec *run.Record) subjects.Sess
 		return ""
 	}
 	s.renewed, s.tried = now, time.Time{}
+	s.opened, s.instead = o.Session.SessionID, rec.SessionID
 	if len(rec.Definition.SharedData) > 0 {
 		a := handshake.Append{SessionID: o.Session.SessionID, Entry: handshake.Entry{Status: "started"}, Key: "run", Redact: true}
 		if err := json.Unmarshal(rec.Definition.SharedData, &a.SharedData); err == nil {

@@ -113,12 +113,19 @@ func again(code subjects.Code) bool {
 	return code == subjects.CodeUnavailable || code == subjects.CodeInternal || code == subjects.CodeRateLimited
 }
 
+// maxHeaders is more than the headers of a request take.
+const maxHeaders = 4 << 10
+
 // call asks the fleet's API in the name of whoever started a run.
 func call[T any](ctx context.Context, w *Worker, from subjects.AgentID, noun, verb string, req any) (T, error) {
 	var zero T
 	data, err := fleet.Encode(req)
 	if err != nil {
 		return zero, err
+	}
+	// The connection would refuse it, too, and that looks as if it might pass.
+	if most := min(fleet.MaxMessage, w.cfg.Bus.MaxPayload()-maxHeaders); int64(len(data)) > most {
+		return zero, subjects.Errorf(subjects.CodePayloadTooLarge, "%s %s: %d bytes (as JSON); at most %d are allowed", noun, verb, len(data), most)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTry)
 	defer cancel()
