@@ -63,6 +63,15 @@ func TestDenied(t *testing.T) {
 	if _, err := bob.RequestUntil(t.Context(), "fleet.api.eve.task.get", nil, nil, 100*time.Millisecond, nil); !errors.Is(err, bus.ErrDenied) {
 		t.Errorf("RequestUntil as eve = %v, want ErrDenied", err)
 	}
+	// So it is where somebody asks JetStream who may ask it nothing.
+	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if _, err := bob.Server(ctx); !errors.Is(err, bus.ErrDenied) {
+		t.Errorf("Server as bob = %v, want ErrDenied", err)
+	}
+	if err := bob.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify}); !errors.Is(err, bus.ErrDenied) {
+		t.Errorf("Provision as bob = %v, want ErrDenied", err)
+	}
 }
 
 // A context of the nats command line is a file; its path does as well as its

@@ -92,12 +92,29 @@ func (b *Bus) Server(ctx context.Context) (Server, error) {
 	s := Server{Name: b.nc.ConnectedServerName(), Version: b.nc.ConnectedServerVersion(), LeastVersion: minVersion, LeastAPILevel: minAPILevel}
 	ctx, cancel := withDefaultTimeout(ctx, defaultRequest)
 	defer cancel()
-	info, err := b.js.AccountInfo(ctx)
-	if err != nil {
+	var err error
+	if s.APILevel, err = b.apiLevel(ctx); err != nil {
 		return s, mapError(fmt.Errorf("ask for the account: %w", err))
 	}
-	s.APILevel = info.API.Level
 	return s, nil
+}
+
+// apiLevel asks for the account, and is the level of its JetStream API. The
+// client library would take a refusal for a time-out. What the server answers
+// instead is the library's error, see noJetStream.
+func (b *Bus) apiLevel(ctx context.Context) (int, error) {
+	var resp struct {
+		jetstream.AccountInfo
+		Error *jetstream.APIError `json:"error"`
+	}
+	err := b.apiCall(ctx, "INFO", nil, &resp, &resp.Error)
+	switch {
+	case resp.Error != nil:
+		return 0, resp.Error
+	case errors.Is(err, ErrNoResponders) && b.nc.IsConnected():
+		return 0, jetstream.ErrJetStreamNotEnabled // nobody listens there
+	}
+	return resp.API.Level, err
 }
 
 // Old reports whether it is older than it must be.
@@ -110,10 +127,9 @@ func (b *Bus) checkServer(ctx context.Context) error {
 	if have := b.nc.ConnectedServerVersion(); !versionAtLeast(have, minVersion) {
 		return fmt.Errorf("the NATS server is version %s, at least %s is needed: upgrade nats-server", have, minVersion)
 	}
-	var info *jetstream.AccountInfo
-	begin := time.Now()
+	level, begin := 0, time.Now()
 	err := b.persist(ctx, func(ctx context.Context) (err error) {
-		info, err = b.js.AccountInfo(ctx)
+		level, err = b.apiLevel(ctx)
 		if time.Since(begin) > startingServer {
 			return b.noJetStream(err)
 		}
@@ -124,8 +140,8 @@ func (b *Bus) checkServer(ctx context.Context) error {
 		return fmt.Errorf("JetStream does not answer: has the cluster a leader? (%w)", err)
 	case err != nil:
 		return fmt.Errorf("ask for the account: %w", err)
-	case info.API.Level < minAPILevel:
-		return fmt.Errorf("the server's JetStream API level is %d, at least %d is needed: upgrade nats-server", info.API.Level, minAPILevel)
+	case level < minAPILevel:
+		return fmt.Errorf("the server's JetStream API level is %d, at least %d is needed: upgrade nats-server", level, minAPILevel)
 	}
 	return nil
 }
@@ -176,6 +192,11 @@ func (b *Bus) provision(ctx context.Context, p Provisioning, want asset) (create
 	}
 	if err != nil {
 		return false, fmt.Errorf("stream %s: %w", name, err)
+	}
+	if !want.keepSize && p.Mode == ProvisionCreate {
+		if want.keepSize, err = b.holdsTooMuch(ctx, have, want.stream); err != nil {
+			return created, fmt.Errorf("stream %s: %w", name, err)
+		}
 	}
 	if want.keepSize {
 		want.stream.MaxBytes = have.MaxBytes

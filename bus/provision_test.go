@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -244,6 +245,55 @@ func TestProvisionKeepsSizes(t *testing.T) {
 			t.Errorf("after %+v FLEET_TASKS has %d bytes, want 10 MiB", p, got)
 		}
 	}
+}
+
+// A size that is too small for what a stream holds is not taken on: it would take
+// no record any more. One that is merely smaller is.
+func TestProvisionLowersNoStreamBelowWhatItHolds(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	var log strings.Builder
+	c := bustest.New(t).Config()
+	c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b, err := bus.Connect(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	small := bus.Provisioning{MaxBytes: mib}
+	provision := func(want int64) {
+		t.Helper()
+		if err := b.Provision(t.Context(), small); err != nil {
+			t.Fatal(err)
+		}
+		if got := maxBytes(t, b, "FLEET_TASKS"); got != want {
+			t.Errorf("FLEET_TASKS has %d bytes, want %d", got, want)
+		}
+	}
+	records, stop := b.Records("FLEET_TASKS", bus.CommitDirect)
+	defer stop()
+	store := func(task string, data []byte) {
+		t.Helper()
+		if _, err := records.Write(t.Context(), bus.Record{Subject: "fleet.task." + task, WriteID: task, Data: data}); err != nil {
+			t.Errorf("store a record = %v", err)
+		}
+	}
+	provision(mib)
+	edit(t, b, "FLEET_TASKS", func(c map[string]any) { c["max_bytes"] = 4 * mib })
+	for i := range 3 {
+		store("t"+strconv.Itoa(i), make([]byte, mib*2/3))
+	}
+	provision(4 * mib)
+	if !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), "stays=4194304") {
+		t.Errorf("the log says nothing of it:\n%s", log.String())
+	}
+	store("more", []byte("{}"))
+	for i := range 2 {
+		if err := b.Purge(t.Context(), "FLEET_TASKS", "fleet.task.t"+strconv.Itoa(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	provision(mib)
 }
 
 // TestProvisionLooksAtConsumers refuses one that would hold work back, where it

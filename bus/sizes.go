@@ -1,13 +1,18 @@
 package bus
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Provisioning says how the streams, buckets and consumers are declared. A
-// byte limit of 0 keeps what is there, and what is created gets the default;
-// the server reserves the limits of all streams on its disk.
+// byte limit of 0 keeps what is there, and what is created gets the default; one
+// that is too small for what a stream holds keeps what is there, too. The server
+// reserves the limits of all streams on its disk.
 type Provisioning struct {
 	Mode     string // default create
 	Replicas int    // 1, 3 or 5; 0 = keep what is there, 1 for what is created
@@ -84,6 +89,30 @@ func (p Provisioning) sizes() (s sizes, small bool) {
 		}
 	}
 	return s, small
+}
+
+// fullAt is the part of a stream's limit that may be in use already where the
+// limit is lowered: the rest is for what was accepted to come to its end.
+const fullAt = 0.8
+
+// holdsTooMuch reports whether the limit that is wanted of a stream is too small
+// for what it holds: where a stream discards what is new, it would refuse every
+// record, those of accepted work, too.
+func (b *Bus) holdsTooMuch(ctx context.Context, have, want jetstream.StreamConfig) (bool, error) {
+	if want.Discard != jetstream.DiscardNew || want.MaxBytes <= 0 || have.MaxBytes > 0 && have.MaxBytes <= want.MaxBytes {
+		return false, nil
+	}
+	var s StreamState
+	err := b.persist(ctx, func(ctx context.Context) (err error) {
+		s, err = b.StreamState(ctx, have.Name)
+		return err
+	})
+	if err != nil || float64(s.Bytes) <= fullAt*float64(want.MaxBytes) {
+		return false, err
+	}
+	b.log.Warn("the stream holds too much for a smaller size, and keeps the one that it has", slog.String("stream", have.Name),
+		slog.Uint64("holds", s.Bytes), slog.Int64("wanted", want.MaxBytes), slog.Int64("stays", have.MaxBytes))
+	return true, nil
 }
 
 // mebibytes is a size as a person reads it.

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -109,6 +111,7 @@ func TestSecretFilesArePrivate(t *testing.T) {
 		{"up", "--http-key", path},
 		{"up", "--a2a-key", path},
 		{"up", "--a2a-tokens", path},
+		{"up", "--a2e-tokens", path},
 	} {
 		s.run(t, args...).check(t, exitUsage, "", want)
 	}
@@ -148,6 +151,18 @@ func TestSecretFilesArePrivate(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.run(t, "up", "--port", "-1", "--http", "off", "--sync", "1m", "--webhooks-file", hooks).check(t, exitUsage, "", want)
+}
+
+// No setting that names a file of secrets is left out of those that are looked
+// at.
+func TestSecretFilesAreListed(t *testing.T) {
+	t.Parallel()
+	secret := regexp.MustCompile(`^file with .*\b(credentials|key|keys|seed|secret|secrets|token|tokens)\b`)
+	for _, v := range settings(&config{}) {
+		if secret.MatchString(v.desc) && !slices.Contains(secretFiles, v.flag) {
+			t.Errorf("--%s is a %s, and everybody may read it", v.flag, v.desc)
+		}
+	}
 }
 
 // A secret in a file counts as one in the environment, without its newline.

@@ -83,7 +83,7 @@ func (a *app) examine(ctx context.Context, c *client) []finding {
 	services, unheard := c.bus.Services(ctx)
 	list = append(list, a.access(ctx), serverFinding(c.bus.Server(ctx)), versions(services, unheard, pages))
 	err := c.bus.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify, Replicas: a.conf.Replicas})
-	list = append(list, judge("streams", err, "as they must be, on files", "parley serve --provision create  makes what is missing"),
+	list = append(list, judgeSeen("streams", err, "as they must be, on files", "parley serve --provision create  makes what is missing"),
 		writes(ctx, c.bus), a.synced(ctx, c.bus, pages, unread))
 	begin = time.Now()
 	streams, err := c.bus.StreamFigures(ctx)
@@ -187,7 +187,7 @@ func (a *app) oldAlerts(ctx context.Context, c *client) finding {
 // deadLetters are messages that nobody could handle.
 func deadLetters(ctx context.Context, b *bus.Bus) finding {
 	s, err := b.StreamState(ctx, subjects.StreamDLQ)
-	f := judge("dead letters", err, "none", "parley serve --provision create  makes what is missing")
+	f := judgeSeen("dead letters", err, "none", "parley serve --provision create  makes what is missing")
 	if err == nil && s.Msgs > 0 {
 		f = finding{Check: "dead letters", Found: fmt.Sprintf("%d messages that nobody could handle", s.Msgs), Then: "parley dlq ls"}
 	}

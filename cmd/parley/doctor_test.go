@@ -153,6 +153,24 @@ func TestDoctorOfServers(t *testing.T) {
 	wants(t, m, "copies", false, "--provision create")
 }
 
+// TestDoctorAsOperator: that an operator may not look into the store is no fault
+// of the fleet, and known at once.
+func TestDoctorAsOperator(t *testing.T) {
+	t.Parallel()
+	s, dir := identities(t)
+	_, url := s.up(t, "--auth", dir, "--sync=always")
+	begin := time.Now()
+	m := findings(t, s, 0, "--server", url, "--creds", filepath.Join(dir, "creds", "default", "operator.creds"))
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("it takes %s", took)
+	}
+	for _, check := range []string{"server", "streams", "copies", "replicas", "consumers", "disk", "clocks", "audit", "dead letters"} {
+		wants(t, m, check, true, "these credentials may not look")
+	}
+	wants(t, m, "writes", true, "not tried")
+	wants(t, m, "router", true, "answers")
+}
+
 // TestChangeLogBroken: where CHANGE.log cannot be written, from the start or
 // since somebody removed its folder, people are called all the same, and the
 // failure is an event, a counter and a line of the doctor.

@@ -52,12 +52,17 @@ func unknown(check string, err error) (finding, bool) {
 	return finding{}, false
 }
 
-// serverFinding is whether the server is new enough.
-func serverFinding(s bus.Server, err error) finding {
-	if f, ok := unknown("server", err); ok {
+// judgeSeen is judge, of what these credentials may not be allowed to see.
+func judgeSeen(check string, err error, found, then string) finding {
+	if f, ok := unknown(check, err); ok {
 		return f
 	}
-	f := judge("server", err, fmt.Sprintf("version %s, JetStream API level %d", s.Version, s.APILevel), "see that JetStream answers: nats account info")
+	return judge(check, err, found, then)
+}
+
+// serverFinding is whether the server is new enough.
+func serverFinding(s bus.Server, err error) finding {
+	f := judgeSeen("server", err, fmt.Sprintf("version %s, JetStream API level %d", s.Version, s.APILevel), "see that JetStream answers: nats account info")
 	if err == nil && s.Old() {
 		f.OK, f.Then = false, "upgrade nats-server, one server after the other"
 		f.Found += fmt.Sprintf("; at least %s and level %d are needed", s.LeastVersion, s.LeastAPILevel)
@@ -107,10 +112,7 @@ func storage(list []bus.StreamFigures, err error, now time.Time, took time.Durat
 	if err != nil || len(list) == 0 {
 		out := make([]finding, len(checks))
 		for i, check := range checks {
-			var ok bool
-			if out[i], ok = unknown(check, err); !ok {
-				out[i] = judge(check, cmp.Or(err, errors.New("there are no streams")), "", "parley serve --provision create  makes what is missing")
-			}
+			out[i] = judgeSeen(check, cmp.Or(err, errors.New("there are no streams")), "", "parley serve --provision create  makes what is missing")
 		}
 		return out
 	}
@@ -203,7 +205,7 @@ func later(a, b time.Time) time.Time {
 
 // disk is whether there is room.
 func disk(list []bus.StreamFigures) finding {
-	var bad []string
+	var bad, then []string
 	worst, name := 0.0, ""
 	for i := range list {
 		s := &list[i]
@@ -215,13 +217,22 @@ func disk(list []bus.StreamFigures) finding {
 			worst, name = part, s.Name
 		}
 		if part >= nearlyAll {
-			bad = append(bad, fmt.Sprintf("%s is %.0f %% full", s.Name, part*100))
+			bad, then = append(bad, fmt.Sprintf("%s is %.0f %% full", s.Name, part*100)), append(then, widen(s.Name))
 		}
 	}
 	if len(bad) > 0 {
-		return finding{Check: "disk", Found: strings.Join(bad, "; ") + ": new work is refused there", Then: "nats stream edit " + name + " --max-bytes …  where the disk has room"}
+		return finding{Check: "disk", Found: strings.Join(bad, "; ") + ": new work is refused there", Then: strings.Join(then, "; ") + "  where the disk has room"}
 	}
 	return finding{Check: "disk", OK: true, Found: fmt.Sprintf("every stream has room; the fullest is %s, %.0f %%", name, worst*100)}
+}
+
+// widen is what gives a stream more room. That of the task records is a setting
+// of the workers, which set it anew.
+func widen(stream string) string {
+	if stream == subjects.StreamTasks {
+		return "a larger --max-store (PARLEY_MAX_STORE) for every worker"
+	}
+	return "nats stream edit " + stream + " --max-bytes …"
 }
 
 // store is whether the servers that say what they keep have room for more.

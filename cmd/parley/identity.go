@@ -357,7 +357,7 @@ func (a *app) identitySign() *cobra.Command {
 			case len(args) == 2:
 				body = []byte(args[1])
 			}
-			h := callout.Signer(me.AgentID, me.key)(args[0], body, nil)
+			h := callout.Signer(me.AgentID, me.key, time.Now)(args[0], body, nil)
 			if h == nil {
 				return usage("%s is no subject that %s writes", args[0], me.AgentID).next("parley subjects  lists them")
 			}

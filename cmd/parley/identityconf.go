@@ -85,7 +85,7 @@ func (m *myself) use(c *bus.Config, id subjects.AgentID) error {
 // sign signs what b sends.
 func (m *myself) sign(b *bus.Bus) {
 	if m != nil {
-		b.SetSigner(callout.Signer(m.AgentID, m.key))
+		b.SetSigner(callout.Signer(m.AgentID, m.key, b.Now))
 	}
 }
 

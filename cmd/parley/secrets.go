@@ -13,7 +13,7 @@ import (
 )
 
 // secretFiles are the flags of settings that name a file of secrets.
-var secretFiles = []string{"creds", "nkey", "tlskey", "http-key", "a2a-key", "a2a-tokens"}
+var secretFiles = []string{"creds", "nkey", "tlskey", "http-key", "a2a-key", "a2a-tokens", "a2e-tokens"}
 
 // fileVariable names, for a secret's variable, the one that names a file with
 // it.

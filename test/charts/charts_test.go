@@ -328,6 +328,26 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
+// mountable checks that what is mounted below a directory that cannot be written
+// to finds its place there: nobody can make it.
+func mountable(t *testing.T, s *types.ServiceConfig) {
+	t.Helper()
+	for _, outer := range s.Volumes {
+		if outer.Type != types.VolumeTypeBind || !outer.ReadOnly {
+			continue
+		}
+		for _, v := range s.Volumes {
+			rest, below := strings.CutPrefix(v.Target, outer.Target+"/")
+			if !below {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(outer.Source, filepath.FromSlash(rest))); err != nil {
+				t.Errorf("%s cannot mount %s: %v", s.Name, v.Target, err)
+			}
+		}
+	}
+}
+
 // TestCompose loads the compose file as docker compose config does.
 func TestCompose(t *testing.T) {
 	t.Parallel()
@@ -363,6 +383,7 @@ func TestCompose(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
+		mountable(t, &s)
 		if s.Build != nil {
 			if _, err := os.Stat(filepath.Join(s.Build.Context, s.Build.Dockerfile)); err != nil {
 				t.Errorf("%s: %v", name, err)

@@ -48,7 +48,7 @@ func (w *Worker) add(ctx context.Context, by subjects.AgentID, data []byte) (any
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now().UTC()
+	now := w.cfg.Bus.Now()
 	k, sealed := w.ids.key(q.AgentID, q.Secret, now)
 	verb := "add"
 	if q.Update {
@@ -133,7 +133,7 @@ func (w *Worker) rotate(ctx context.Context, by subjects.AgentID, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-	k, sealed := w.ids.key(q.AgentID, q.Secret, time.Now().UTC())
+	k, sealed := w.ids.key(q.AgentID, q.Secret, w.cfg.Bus.Now())
 	r, err := w.ids.change(ctx, q.AgentID, by, "rotate", func(r *identity.Record, exists bool) error {
 		if !exists {
 			return noIdentity(q.AgentID)
@@ -153,7 +153,7 @@ func (w *Worker) revoke(ctx context.Context, by subjects.AgentID, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now().UTC()
+	now := w.cfg.Bus.Now()
 	r, err := w.ids.change(ctx, q.AgentID, by, "revoke", func(r *identity.Record, exists bool) error {
 		if !exists {
 			return noIdentity(q.AgentID)

@@ -18,7 +18,7 @@ func (w *Worker) decide(ctx context.Context, r callout.Request) (callout.Grant, 
 	p, err := proofOf(r)
 	var g callout.Grant
 	if err == nil {
-		g, err = w.judge(ctx, p, r.Host, time.Now())
+		g, err = w.judge(ctx, p, r.Host, w.cfg.Bus.Now())
 	}
 	who := subjects.AgentID(r.User)
 	if p != nil {

@@ -15,9 +15,9 @@ import (
 	"parley/workers"
 )
 
-// Signer signs what only is the author of, with key; "" is everybody's, which
-// is for workers alone.
-func Signer(only subjects.AgentID, key identity.Key) bus.Signer {
+// Signer signs what only is the author of, with key, at the time now; "" is
+// everybody's, which is for workers alone.
+func Signer(only subjects.AgentID, key identity.Key, now func() time.Time) bus.Signer {
 	return func(subject string, data []byte, h bus.Header) bus.Header {
 		author, ok := subjects.Author(subject)
 		if !ok || only != "" && author != only {
@@ -25,7 +25,7 @@ func Signer(only subjects.AgentID, key identity.Key) bus.Signer {
 		}
 		p := identity.Proof{
 			AgentID: author, SessionID: subjects.SessionID(h.Get(subjects.HeaderSession)),
-			Timestamp: identity.Timestamp(time.Now()), Nonce: rand.Text(),
+			Timestamp: identity.Timestamp(now()), Nonce: rand.Text(),
 		}
 		p.Sign(key, subject, data)
 		return bus.Header{
@@ -133,7 +133,7 @@ func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus
 		return subjects.Errorf(subjects.CodeForbidden, "it is signed for another agent than its subject is of").
 			WithRemedy("act under your own id")
 	}
-	at := time.Now()
+	at := i.bus.Now()
 	if m.Stream != "" {
 		at = m.Time
 	}

@@ -170,7 +170,7 @@ func TestSignedRequests(t *testing.T) {
 	}
 	f.audited(t, "bot", handshake.EventAuthRefused, subjects.CodeAuthFailed)
 	// A client that signs needs to do nothing more.
-	f.client.SetSigner(callout.Signer("bot", f.key))
+	f.client.SetSigner(callout.Signer("bot", f.key, time.Now))
 	for range 3 {
 		if code := f.ask(t, subjects.API("bot", "task", "get"), body, nil); code != "" {
 			t.Errorf("signed by the bus: %s", code)

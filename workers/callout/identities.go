@@ -80,7 +80,7 @@ func Open(ctx context.Context, b *bus.Bus, t Terms, log *slog.Logger) (*Identiti
 	}
 	b.SetGuard(i.guard())
 	if t.Signed {
-		b.SetSigner(Signer("", i.seal.workers))
+		b.SetSigner(Signer("", i.seal.workers, b.Now))
 	}
 	return i, nil
 }

@@ -22,7 +22,7 @@ const tries = 20
 // Issue gives an identity its only key; it is added if it is not there. It is
 // how the first operator gets in.
 func (i *Identities) Issue(ctx context.Context, id subjects.AgentID, role string) (identity.Key, error) {
-	now := time.Now().UTC()
+	now := i.bus.Now()
 	k, sealed := i.key(id, nil, now)
 	_, err := i.change(ctx, id, id, "issue", func(r *identity.Record, exists bool) error {
 		if !exists {

@@ -113,8 +113,8 @@ func TestAStoreThatIsNearlyFull(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // it looks at the disk
 		_, err := call[fleet.Dispatched](w, "boss", "task", "dispatch", []byte(dispatchJSON("x", "")))
-		if e := subjects.AsError(err); e == nil || e.Code != subjects.CodeRateLimited || e.RetryAfterSeconds <= 0 {
-			t.Errorf("a dispatch = %v, want rate_limited with retry-after", err)
+		if e := subjects.AsError(err); e == nil || e.Code != subjects.CodeRateLimited || e.RetryAfterSeconds <= 0 || !strings.Contains(e.Remedy, "--max-store") {
+			t.Errorf("a dispatch = %v, want rate_limited with retry-after, and the setting that makes room", err)
 		}
 		raw := w.send2(dispatchJSON("x", `"task_id":"waits-outside"`))
 		if _, err := a.result(accepted, fleet.Result{}); err != nil {

@@ -237,6 +237,9 @@ func (w *Worker) logRecord(ctx context.Context, n *fleet.Event) {
 	w.log.LogAttrs(ctx, slog.LevelDebug, "record stored", attrs...)
 }
 
+// moreRoom is what to do about a store of tasks that is full.
+const moreRoom = "repeat later; an operator can give all workers a larger --max-store (PARLEY_MAX_STORE) where the disk has room"
+
 // unavailable turns a failure of the bus into what the caller is told: repeat.
 func unavailable(err error) error {
 	if _, ok := errors.AsType[*subjects.Error](err); ok {
@@ -250,7 +253,7 @@ func unavailable(err error) error {
 	}
 	if errors.Is(err, bus.ErrFull) {
 		e.Message = "the task store is full"
-		e.Remedy = "repeat later; an operator should raise the disk limit of stream " + subjects.StreamTasks
+		e.Remedy = moreRoom
 		e.RetryAfterSeconds = 10
 	}
 	return e

@@ -62,7 +62,7 @@ func (w *Worker) admit() error {
 	}
 	if w.full.Load() {
 		return subjects.Errorf(subjects.CodeRateLimited, "the task store is more than 80 %% full").
-			WithRemedy("repeat later; an operator can raise the disk limit of stream " + subjects.StreamTasks).
+			WithRemedy(moreRoom).
 			RetryAfter(10 * time.Second)
 	}
 	return nil
