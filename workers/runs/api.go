@@ -82,6 +82,8 @@ func (w *Worker) start(ctx context.Context, from subjects.AgentID, m bus.Msg) (a
 	}
 	if d.TaskID == "" {
 		d.TaskID = subjects.RunID("run-" + strings.ToLower(rand.Text()[:16]))
+	} else if err := w.clear(ctx, d.TaskID); err != nil {
+		return nil, notStored(err)
 	}
 	if full := w.roomForMore(ctx); full != nil {
 		if s, err := w.begun(ctx, from, d); err == nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"parley/bus"
@@ -173,6 +174,38 @@ func TestRetriesWhileResultsAreKept(t *testing.T) {
 	if _, err := ask[run.Record](t, b, "retry", &run.Ref{RunID: id}); subjects.CodeOf(err) != subjects.CodeDeadlineExceeded {
 		t.Errorf("retry after 34 days = %v, want deadline_exceeded", err)
 	}
+}
+
+// A run that has the name of an earlier one, whose record is not kept any more,
+// has nothing of that one's results.
+func TestNameOfAnEarlierRun(t *testing.T) {
+	t.Parallel()
+	const definition = `{"task_id":"weekly","agents":[{"id":"a","brief":"BRIEF","dependencies":[]},
+		{"id":"each","brief":"BRIEF ${item}","dependencies":["a"],"fan_out":{"items":[1,2]}}]}`
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		k := newDesk(t, b)
+		stop := serve(t, runs.Config{Bus: b})
+		for _, week := range []string{"first", "second"} {
+			id := start(t, b, strings.ReplaceAll(definition, "BRIEF", week))
+			until(t, b, id, run.Done)
+			if s := start(t, b, strings.ReplaceAll(definition, "BRIEF", week)); s != id {
+				t.Errorf("its repeat is %s", s)
+			}
+			for _, r := range output(t, b, id).Results {
+				if text := string(fleet.MustEncode(r)); !strings.Contains(text, week) {
+					t.Errorf("in the %s week %s says %s", week, r.Node, text)
+				}
+			}
+			time.Sleep(2 * time.Hour)
+			stop()
+			k.change(func() { clear(k.tasks) })
+			if err := b.Purge(t.Context(), subjects.StreamRuns, subjects.Run(id)); err != nil { // as its time does
+				t.Fatal(err)
+			}
+			stop = serve(t, runs.Config{Bus: b})
+		}
+	})
 }
 
 // Nothing begins without the inputs that it was to have: where they are lost it

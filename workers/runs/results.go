@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -36,6 +37,34 @@ func (w *Worker) storeOnce(ctx context.Context, subject string, v any) error {
 	defer cancel()
 	_, err := w.records.Write(ctx, bus.Record{Subject: subject, WriteID: uuid.NewString(), Data: fleet.MustEncode(v), TTL: keepResults})
 	return err
+}
+
+// clear drops what an earlier run of that name has come to, which is kept for
+// longer than its record: it would count as what the new one has.
+func (w *Worker) clear(ctx context.Context, r subjects.RunID) error {
+	_, err := w.cfg.Bus.Last(ctx, subjects.StreamRuns, subjects.Run(r))
+	if !errors.Is(err, bus.ErrNotFound) {
+		return err // it is there still: this is a repeat, or a conflict
+	}
+	old := w.now().Add(-time.Hour) // what somebody else stores who starts it now is not
+	var last uint64
+	for more := true; more; {
+		var left []bus.Msg
+		if left, more, err = w.cfg.Bus.History(ctx, subjects.StreamRuns, subjects.RunResult(r, "*"), last+1, 256); err != nil {
+			return err
+		}
+		for _, m := range left {
+			if m.Time.After(old) {
+				more = false
+				break
+			}
+			last = m.Seq
+		}
+	}
+	if last == 0 {
+		return nil
+	}
+	return w.cfg.Bus.PurgeUpTo(ctx, subjects.StreamRuns, subjects.RunResult(r, "*"), last)
 }
 
 // longDefinition is how many bytes a definition has at least that is kept beside
