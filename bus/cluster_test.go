@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"parley/bus"
 	"parley/bus/bustest"
+	"parley/subjects"
 )
 
 // Replicated: compare-and-set holds, and writers and readers outlive the loss
@@ -103,6 +106,29 @@ func TestLateStream(t *testing.T) {
 	}
 	if _, err := b.StreamState(t.Context(), "NONE"); !errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("StreamState = %v of no stream, want ErrNotFound", err)
+	}
+}
+
+// TestCopyThatCannotBeMade: servers of a cluster that cannot make their copies of
+// a stream for a moment hold up provisioning, and do not end it.
+func TestCopyThatCannotBeMade(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a cluster takes seconds")
+	}
+	s := bustest.NewCluster(t, 3)
+	b := s.Connect(t)
+	for i := range 3 { // each clears the way as it fails
+		inTheWay := filepath.Join(s.NATS(i).StoreDir(), "$G", "streams", subjects.StreamTasks)
+		if err := os.MkdirAll(filepath.Dir(inTheWay), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(inTheWay, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Provision(t.Context(), bus.Provisioning{Replicas: 3}); err != nil {
+		t.Errorf("Provision = %v", err)
 	}
 }
 

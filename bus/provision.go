@@ -257,9 +257,12 @@ func (b *Bus) createStream(ctx context.Context, c jetstream.StreamConfig) (jetst
 			}
 			return notYet(lookErr)
 		}
-		if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.ErrorCode == errNoPeers {
-			// A cluster that is forming says the same as one that is too small.
+		switch api, _ := errors.AsType[*jetstream.APIError](err); {
+		case api == nil:
+		case api.ErrorCode == errNoPeers: // a cluster that is forming says the same as one that is too small
 			return fmt.Errorf("%w: %d replicas of %s each cannot be placed: %s", ErrNoResponders, c.Replicas, mebibytes(c.MaxBytes), api.Description)
+		case api.ErrorCode == errNoStore && c.Replicas > 1: // one server could not make its copy now; its log says why
+			return fmt.Errorf("%w: %s", ErrNoResponders, api.Error())
 		}
 		return err
 	})
@@ -275,7 +278,10 @@ func (b *Bus) createStream(ctx context.Context, c jetstream.StreamConfig) (jetst
 	return inForce, nil
 }
 
-const errNoPeers jetstream.ErrorCode = 10005
+const (
+	errNoPeers jetstream.ErrorCode = 10005
+	errNoStore jetstream.ErrorCode = 10049
+)
 
 // difference is one field that is not as wanted.
 type difference struct {

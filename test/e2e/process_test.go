@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -89,8 +90,19 @@ func (p *process) inspect() {
 		}
 	}
 	if p.tb.Failed() {
-		p.tb.Logf("the end of %s's log:\n%s", p.name, tail(p.log, 2000))
+		p.tb.Logf("warnings in %s's log:\n%s\nthe end of it:\n%s", p.name, warnings(data), tail(p.log, 2000))
 	}
+}
+
+// warnings are the last warnings and errors of a NATS server's log.
+func warnings(log []byte) string {
+	var found []string
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "[WRN]") || strings.Contains(line, "[ERR]") {
+			found = append(found, line)
+		}
+	}
+	return strings.Join(found[max(len(found)-20, 0):], "")
 }
 
 // inspected are the paths of the logs that have been looked into.
