@@ -1,9 +1,6 @@
 package callout_test
 
 import (
-	"bufio"
-	"net"
-	"regexp"
 	"strconv"
 	"testing"
 	"time"
@@ -15,64 +12,6 @@ import (
 	"parley/workers/callout"
 )
 
-// ahead is a server whose clock is a year ahead, as a canary is told.
-type ahead struct {
-	server interface{ InProcessConn() (net.Conn, error) }
-}
-
-// InProcessConn implements what bus.Config asks of a server.
-func (a ahead) InProcessConn() (net.Conn, error) {
-	conn, err := a.server.InProcessConn()
-	return &aheadConn{Conn: conn, from: bufio.NewReaderSize(conn, 1<<20)}, err
-}
-
-type aheadConn struct {
-	net.Conn
-	from *bufio.Reader
-	rest []byte
-}
-
-var stamp = regexp.MustCompile(`"time":"(\d{4})-`)
-
-// Read gives what the server sends, with its times a year later.
-func (c *aheadConn) Read(p []byte) (int, error) {
-	if len(c.rest) == 0 {
-		text, err := c.from.ReadBytes('\n')
-		if err != nil {
-			return 0, err
-		}
-		c.rest = stamp.ReplaceAllFunc(text, func(m []byte) []byte {
-			year, _ := strconv.Atoi(string(stamp.FindSubmatch(m)[1]))
-			return []byte(`"time":"` + strconv.Itoa(year+1) + "-")
-		})
-	}
-	n := copy(p, c.rest)
-	c.rest = c.rest[n:]
-	return n, nil
-}
-
-// connectAhead is a connection of a machine whose clock is a year behind the
-// servers', and which knows that.
-func connectAhead(t *testing.T, c bus.Config, s *bustest.Server) *bus.Bus {
-	t.Helper()
-	c.URL, c.InProcess = "", ahead{s.NATS(0)}
-	b, err := bus.Connect(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
-	if err := b.Canary(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if by := -b.ClockAhead(); by < 300*24*time.Hour {
-		t.Fatalf("the servers are %s ahead, want a year", by)
-	}
-	return b
-}
-
-// nextYear is the time by the servers' clock.
-func nextYear() time.Time { return time.Now().AddDate(1, 0, 0) }
-
 // Who connects is judged by the servers' clock, and so is dated what is kept of
 // an identity, and until when a connection may last.
 func TestServersClock(t *testing.T) {
@@ -80,7 +19,7 @@ func TestServersClock(t *testing.T) {
 	w := newWorld(t)
 	c := w.server.Config()
 	c.User, c.Password = "worker", workerPassword
-	b := connectAhead(t, c, w.server)
+	b := w.server.ConnectAhead(t, c)
 	w.run(t, b, open(t, b, callout.Terms{}))
 	w.refused(t, prove("bot", w.add(t, identity.Add{AgentID: "bot"}), time.Now()), subjects.CodeAuthFailed)
 	r, err := ask[identity.Issued](t, w.worker, "rotate", &identity.Rotate{AgentID: "bot", OverlapSeconds: 60})
@@ -95,7 +34,7 @@ func TestServersClock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.dial(t, prove("bot", k, nextYear())); err != nil {
+	if _, err := w.dial(t, prove("bot", k, bustest.Ahead(time.Now()))); err != nil {
 		t.Errorf("connect, at the servers' time: %v", err)
 	}
 	v, err := ask[identity.View](t, w.worker, "revoke", &identity.Revoke{AgentID: "bot"})
@@ -109,7 +48,7 @@ func TestSignedByTheServersClock(t *testing.T) {
 	t.Parallel()
 	s := bustest.New(t)
 	plain := s.Bus(t)
-	b := connectAhead(t, s.Config(), s)
+	b := s.ConnectAhead(t, s.Config())
 	ids := open(t, b, callout.Terms{Signed: true})
 	f := &fleetOf{client: plain}
 	var err error
@@ -130,7 +69,7 @@ func TestSignedByTheServersClock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if code := f.ask(t, subject, nil, f.signed(subject, nil, nextYear())); code != "" {
+	if code := f.ask(t, subject, nil, f.signed(subject, nil, bustest.Ahead(time.Now()))); code != "" {
 		t.Errorf("signed at the servers' time: %s", code)
 	}
 	if code := f.ask(t, subject, nil, f.signed(subject, nil, time.Now())); code != subjects.CodeAuthFailed {
