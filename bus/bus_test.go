@@ -1,6 +1,7 @@
 package bus_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -82,6 +83,35 @@ func TestRequestUntil(t *testing.T) {
 	_, err = b.RequestUntil(ctx, "nobody", nil, nil, time.Second, nil)
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, bus.ErrNoResponders) {
 		t.Errorf("RequestUntil(nobody) = %v, want DeadlineExceeded and ErrNoResponders", err)
+	}
+}
+
+// TestPage: a page has as much as fits, one message at least, and all pages
+// together have all.
+func TestPage(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	const subject = "fleet.task.a"
+	for i := range 20 {
+		if _, err := b.Store(t.Context(), subject, bytes.Repeat([]byte{byte('a' + i)}, 10_000), "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for size, pages := range map[int]int{1: 20, 45_000: 4, 1 << 20: 1} {
+		n, all := 0, ""
+		for from, more := uint64(1), true; more; n++ {
+			var msgs []bus.Msg
+			var err error
+			if msgs, more, err = b.Page(t.Context(), "FLEET_TASKS", subject, from, 100, size); err != nil || len(msgs) == 0 {
+				t.Fatalf("Page from %d = %d messages, %v", from, len(msgs), err)
+			}
+			for _, m := range msgs {
+				all, from = all+string(m.Data[:1]), m.Seq+1
+			}
+		}
+		if all != "abcdefghijklmnopqrst" || n != pages {
+			t.Errorf("of %d bytes: %s in %d pages, want all in %d", size, all, n, pages)
+		}
 	}
 }
 

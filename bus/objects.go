@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"maps"
 	"slices"
@@ -34,18 +35,15 @@ type Objects struct {
 	b      *Bus
 	bucket string
 	stream string // OBJ_<bucket>
-	store  jetstream.ObjectStore
 }
 
 // Objects opens a bucket; ErrNotFound when it does not exist.
 func (b *Bus) Objects(ctx context.Context, bucket string) (*Objects, error) {
-	ctx, cancel := withDefaultTimeout(ctx, readTry)
-	defer cancel()
-	store, err := b.js.ObjectStore(ctx, bucket)
-	if err != nil {
-		return nil, fmt.Errorf("open object store %s: %w", bucket, mapError(err))
+	o := &Objects{b: b, bucket: bucket, stream: "OBJ_" + bucket}
+	if _, err := b.StreamState(ctx, o.stream); err != nil {
+		return nil, fmt.Errorf("open object store %s: %w", bucket, err)
 	}
-	return &Objects{b: b, bucket: bucket, stream: "OBJ_" + bucket, store: store}, nil
+	return o, nil
 }
 
 // chunks is the subject of an object's data, ">" for those of all; meta is that
@@ -166,7 +164,7 @@ func (o *Objects) putInfo(ctx context.Context, info *jetstream.ObjectInfo) error
 
 // PutOnly is Put of the only object of its bucket: what was left there by those
 // who broke off goes, too. Where it has left no room (ErrFull) everything goes,
-// and the next one has room.
+// the object that is there first, and the next one has room.
 func (o *Objects) PutOnly(ctx context.Context, name string, r io.Reader) error {
 	before, err := o.b.StreamState(ctx, o.stream)
 	if err != nil {
@@ -175,7 +173,7 @@ func (o *Objects) PutOnly(ctx context.Context, name string, r io.Reader) error {
 	err = o.Put(ctx, name, r)
 	switch last := before.LastSeq; {
 	case errors.Is(err, ErrFull):
-		return errors.Join(err, o.b.Purge(ctx, o.stream, o.chunks(">")))
+		return errors.Join(err, o.Delete(ctx, name), o.b.Purge(ctx, o.stream, o.chunks(">")))
 	case err != nil:
 		return err
 	default:
@@ -200,15 +198,19 @@ func (o *Objects) Keep(ctx context.Context, name string, data []byte) error {
 	return o.Put(ctx, name, bytes.NewReader(data))
 }
 
-// Get opens the object; ErrNotFound when there is none. The last Read checks
-// the digest: an object that is replaced while it is read ends with an error,
-// not with io.EOF.
+// Get opens the object, as the leader knows it; ErrNotFound when there is none.
+// It is read while ctx lasts. The last Read checks the digest: an object whose
+// data is gone, or goes while it is read, as when it is replaced, ends with an
+// error, and not with io.EOF.
 func (o *Objects) Get(ctx context.Context, name string) (io.ReadCloser, error) {
-	result, err := o.store.Get(ctx, name)
-	if err != nil {
-		return nil, fmt.Errorf("get object %s: %w", name, mapError(err))
+	info, _, err := o.info(ctx, name)
+	if err == nil && info.NUID == "" { // another tool has deleted it
+		err = ErrNotFound
 	}
-	return &object{ObjectResult: result, name: name}, nil
+	if err != nil {
+		return nil, fmt.Errorf("get object %s: %w", name, err)
+	}
+	return &object{ctx: ctx, o: o, info: info, sum: sha256.New()}, nil
 }
 
 // Delete drops the object; it is a success when there is none. It leaves no mark
@@ -300,15 +302,63 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 	}
 }
 
+// readAhead is how much of an object is read at once.
+const readAhead = 1 << 20
+
+// object is an object that is being read.
 type object struct {
-	jetstream.ObjectResult
-	name string
+	ctx  context.Context //nolint:containedctx // of this reading alone
+	o    *Objects
+	info jetstream.ObjectInfo
+	next uint64 // sequence from which its data is to be read
+	read uint32 // chunks
+	msgs []Msg  // that were read ahead
+	rest []byte // of the last one
+	sum  hash.Hash
 }
 
-func (o *object) Read(p []byte) (int, error) {
-	n, err := o.ObjectResult.Read(p)
-	if err == io.EOF { //nolint:errorlint // Read's contract is io.EOF itself
-		return n, io.EOF
+func (r *object) Close() error { return nil }
+
+func (r *object) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if r.read == r.info.Chunks {
+			if r.info.Digest != "SHA-256="+base64.URLEncoding.EncodeToString(r.sum.Sum(nil)) {
+				return 0, fmt.Errorf("read object %s: it is not what was put", r.info.Name)
+			}
+			return 0, io.EOF
+		}
+		if err := r.more(); err != nil {
+			return 0, wrap("read object "+r.info.Name, err)
+		}
+		r.rest, r.msgs = r.msgs[0].Data, r.msgs[1:]
+		r.read++
+		_, _ = r.sum.Write(r.rest) // never fails
 	}
-	return n, wrap("read object "+o.name, err)
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// more sees to it that there is a chunk to read. A copy may lag; what the leader
+// does not have either is gone.
+func (r *object) more() error {
+	if len(r.msgs) > 0 {
+		return nil
+	}
+	ctx, cancel := withDefaultTimeout(r.ctx, readTry)
+	defer cancel()
+	var err error
+	subject := r.o.chunks(r.info.NUID)
+	r.msgs, _, err = r.o.b.directBatch(ctx, r.o.stream, getRequest{
+		NextFor: subject, Seq: max(r.next, 1), Batch: int(r.info.Chunks - r.read), MaxBytes: readAhead,
+	})
+	if err == nil && len(r.msgs) == 0 {
+		var m Msg
+		m, err = r.o.b.nextFor(ctx, r.o.stream, subject, r.next)
+		r.msgs = []Msg{m}
+	}
+	if err == nil {
+		r.next = r.msgs[len(r.msgs)-1].Seq + 1
+	}
+	return err
 }

@@ -5,11 +5,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
 
 	"parley/bus"
 	"parley/bus/bustest"
@@ -155,6 +158,114 @@ func TestKeep(t *testing.T) {
 	}
 	if s := held(t, b); s.Msgs != 5 {
 		t.Errorf("%d messages, want 4 with data and 1 that says so", s.Msgs)
+	}
+}
+
+// The only object of a bucket that has no room for the next one goes, and what is
+// said of it goes first: nobody waits for data that is not there.
+func TestPutOnlyWithoutRoom(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	o := objectsIn(t, b, 1<<20)
+	data := make([]byte, 600_000)
+	for _, want := range []error{nil, bus.ErrFull} {
+		if err := o.PutOnly(t.Context(), "a", bytes.NewReader(data)); !errors.Is(err, want) {
+			t.Fatalf("PutOnly = %v, want %v", err, want)
+		}
+	}
+	if _, err := o.Get(t.Context(), "a"); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("Get = %v, want ErrNotFound", err)
+	}
+	if err := o.PutOnly(t.Context(), "a", bytes.NewReader(data)); err != nil || !bytes.Equal(object(t, o, "a"), data) {
+		t.Errorf("the next PutOnly = %v, want it stored", err)
+	}
+}
+
+// An object whose data goes while it is read, or has gone before, ends with an
+// error, and at once.
+func TestReadOfWhatIsGone(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	o := objectsIn(t, b, 0)
+	if err := o.Put(t.Context(), "a", bytes.NewReader(make([]byte, 10<<20))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	r, err := o.Get(ctx, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(r, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Purge(t.Context(), outputs, "$O."+subjects.ObjectsOutputs+".C.>"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err = io.ReadAll(r); !errors.Is(err, bus.ErrNotFound) {
+			t.Errorf("read of what has gone = %v, want ErrNotFound", err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if r, err = o.Get(ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// lagging is a server of which the copy that is read directly holds no object: it
+// has others answer for itself.
+type lagging struct{ nats.InProcessConnProvider }
+
+type laggingConn struct{ net.Conn }
+
+func (l lagging) InProcessConn() (net.Conn, error) {
+	conn, err := l.InProcessConnProvider.InProcessConn()
+	return laggingConn{conn}, err
+}
+
+func (c laggingConn) Write(p []byte) (int, error) {
+	_, err := c.Conn.Write(bytes.ReplaceAll(p, []byte("$JS.API.DIRECT.GET.OBJ_"), []byte("$LG.API.DIRECT.GET.OBJ_")))
+	return len(p), err
+}
+
+// TestObjectsOfACopyThatLags: what one copy has not yet is there.
+func TestObjectsOfACopyThatLags(t *testing.T) {
+	t.Parallel()
+	s := bustest.New(t)
+	b := s.Bus(t)
+	var asked atomic.Int64
+	if _, err := b.Subscribe("$LG.API.DIRECT.GET.>", "", func(m bus.Msg) {
+		asked.Add(1)
+		_ = m.Respond(nil, bus.Header{"Status": {"404"}, "Description": {"Message Not Found"}})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Repeat([]byte("part"), 100_000)
+	if err := objectsIn(t, b, 0).Put(t.Context(), "a", bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	c := s.Config()
+	c.URL, c.InProcess = "", lagging{s.NATS(0)}
+	behind, err := bus.Connect(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(behind.Close)
+	o, err := behind.Objects(t.Context(), subjects.ObjectsOutputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(object(t, o, "a"), data) {
+		t.Error("it is not what was put")
+	}
+	if _, err := o.Get(t.Context(), "b"); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("Get of what is not there = %v, want ErrNotFound", err)
+	}
+	if asked.Load() == 0 {
+		t.Error("the copy was not asked")
 	}
 }
 

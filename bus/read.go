@@ -24,6 +24,7 @@ type getRequest struct {
 	Batch     int      `json:"batch,omitempty"`
 	MultiLast []string `json:"multi_last,omitempty"`
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
+	MaxBytes  int      `json:"max_bytes,omitempty"` // the batch ends with the message that reaches it
 }
 
 // Last returns the last message of subject as the stream's leader has it. A
@@ -111,6 +112,12 @@ const maxRead = 1024
 // fromSeq on, at most limit, in ascending stream sequence, and whether there
 // are more. The leader has the last word on what is the end.
 func (b *Bus) History(ctx context.Context, stream, subject string, fromSeq uint64, limit int) ([]Msg, bool, error) {
+	return b.Page(ctx, stream, subject, fromSeq, limit, 0)
+}
+
+// Page is History of about size bytes at most, but of one message at least; 0 is
+// as many as there are.
+func (b *Bus) Page(ctx context.Context, stream, subject string, fromSeq uint64, limit, size int) ([]Msg, bool, error) {
 	if limit <= 0 {
 		return nil, false, fmt.Errorf("history of %s: limit %d is not positive", subject, limit)
 	}
@@ -118,8 +125,11 @@ func (b *Bus) History(ctx context.Context, stream, subject string, fromSeq uint6
 	defer cancel()
 	next := max(fromSeq, 1)
 	msgs := make([]Msg, 0, min(limit, 64))
-	for len(msgs) < limit {
-		got, _, err := b.directBatch(ctx, stream, getRequest{NextFor: subject, Seq: next, Batch: min(limit-len(msgs), maxRead)})
+	bytes := 0
+	full := func() bool { return len(msgs) >= limit || size > 0 && bytes >= size }
+	for !full() {
+		req := getRequest{NextFor: subject, Seq: next, Batch: min(limit-len(msgs), maxRead), MaxBytes: max(size-bytes, 0)}
+		got, _, err := b.directBatch(ctx, stream, req)
 		if err != nil {
 			return nil, false, fmt.Errorf("history of %s: %w", subject, err)
 		}
@@ -127,6 +137,9 @@ func (b *Bus) History(ctx context.Context, stream, subject string, fromSeq uint6
 			break
 		}
 		msgs = append(msgs, got...)
+		for _, m := range got {
+			bytes += len(m.Data)
+		}
 		next = got[len(got)-1].Seq + 1
 	}
 	// A replica may lag: ask the leader what follows.
@@ -137,10 +150,11 @@ func (b *Bus) History(ctx context.Context, stream, subject string, fromSeq uint6
 			return msgs, false, nil
 		case err != nil:
 			return nil, false, fmt.Errorf("history of %s: %w", subject, err)
-		case len(msgs) == limit:
+		case full():
 			return msgs, true, nil
 		}
 		msgs = append(msgs, m)
+		bytes += len(m.Data)
 		next = m.Seq + 1
 	}
 }

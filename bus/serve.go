@@ -40,8 +40,13 @@ type Service struct {
 type Endpoint struct {
 	Name, Subject string
 	Metadata      map[string]string
+	Timeout       time.Duration // of a call, 0: none
 	Handle        func(ctx context.Context, m Msg) ([]byte, error)
 }
+
+// StoreTime is how long a call that stores something may take: time for servers
+// to fail over. What could not be stored by then is refused as unavailable.
+const StoreTime = 15 * time.Second
 
 // Metadata of every service: what it knows of its servers.
 const (
@@ -226,7 +231,13 @@ func (r *service) call(e Endpoint, m Msg) (data []byte, err error) {
 	if err := r.b.admit(r.work, m, Shared); err != nil {
 		return nil, err
 	}
-	return e.Handle(r.work, m)
+	ctx := r.work
+	if e.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, e.Timeout)
+		defer cancel()
+	}
+	return e.Handle(ctx, m)
 }
 
 func (r *service) respond(m, reply *nats.Msg) {
@@ -266,7 +277,7 @@ func (r *service) refusal(subject string, err error) *nats.Msg {
 // wireError is what a caller hears of an error that is not the contract's: a
 // bus that is away or full may be asked again.
 func wireError(err error) *subjects.Error {
-	for _, again := range []error{ErrNoResponders, ErrTimeout, ErrFull, ErrClosed, context.Canceled} {
+	for _, again := range []error{ErrNoResponders, ErrTimeout, ErrFull, ErrClosed, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, again) {
 			e := subjects.Errorf(subjects.CodeUnavailable, "the fleet's store does not answer now").
 				WithRemedy("repeat the request").RetryAfter(time.Second)

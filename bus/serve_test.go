@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"parley/bus"
 	"parley/bus/bustest"
@@ -101,6 +104,32 @@ func TestServe(t *testing.T) {
 	if _, err := client.Request(t.Context(), "fleet.api.bob.task.get", []byte("ok"), nil); !errors.Is(err, bus.ErrNoResponders) {
 		t.Errorf("Request after stop = %v, want ErrNoResponders", err)
 	}
+}
+
+// TestServeTimeout: a call that waits for what does not come is refused once its
+// time is over.
+func TestServeTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Connect(t)
+		stop, err := b.Serve(t.Context(), bus.Service{Name: "fleet", Version: "1.2.3", Endpoints: []bus.Endpoint{{
+			Name: "get", Subject: "fleet.api.bob.task.get", Timeout: bus.StoreTime,
+			Handle: func(ctx context.Context, _ bus.Msg) ([]byte, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			},
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+		ctx, cancel := context.WithTimeout(t.Context(), bus.StoreTime+time.Second)
+		defer cancel()
+		m, err := b.Request(ctx, "fleet.api.bob.task.get", nil, nil)
+		if err != nil || !strings.Contains(string(m.Data), `"unavailable"`) {
+			t.Errorf("the call = %s, %v, want unavailable", m.Data, err)
+		}
+	})
 }
 
 // Handlers run beside each other, and stop waits for those in hand.

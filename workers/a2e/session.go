@@ -119,6 +119,8 @@ func (w *Worker) open(ctx context.Context, c caller, r *a2e.Request) (*session, 
 		}
 	}
 	w.notes.Tell(ctx, s.SessionID, s.AgentID, handshake.EventInit, map[string]any{"protocol": "a2e", "transport": c.how, "capabilities": r.AgentCaps})
+	ctx, cancel := context.WithTimeout(ctx, bus.StoreTime)
+	defer cancel()
 	crash.Point("before_a2e_session")
 	if _, err := w.sessions.Create(ctx, string(s.SessionID), fleet.MustEncode(s), 0); err != nil {
 		return nil, nil, "", unavailable(err)
@@ -273,6 +275,8 @@ func named(list []work) string {
 
 // change changes the record by compare-and-set, if f says so.
 func (w *Worker) change(ctx context.Context, s *session, f func(*session) (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, bus.StoreTime)
+	defer cancel()
 	for {
 		next, err := w.read(ctx, s.SessionID)
 		if err != nil {

@@ -344,6 +344,8 @@ func (w *Worker) takeBack(ctx context.Context, id string, answer fleet.AlertAnsw
 
 // acknowledge notes that somebody sees to an alert.
 func (w *Worker) acknowledge(ctx context.Context, by, id string) (*fleet.Alert, error) {
+	ctx, cancel := context.WithTimeout(ctx, bus.StoreTime)
+	defer cancel()
 	gid, task := w.find(id)
 	if task != nil {
 		w.with(func(v *view) {

@@ -18,6 +18,8 @@ import (
 
 // apiSilence sets, changes or removes a silence.
 func (w *Worker) apiSilence(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, bus.StoreTime)
+	defer cancel()
 	s, err := fleet.DecodeRequest[fleet.Silence](data)
 	if err != nil {
 		return nil, err

@@ -340,6 +340,23 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
+// TestSilenceWithoutAStore: a silence that cannot be stored is refused, in time
+// for who asks.
+func TestSilenceWithoutAStore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, bustest.NewFake(t))
+		w.worker(escalation.Config{Chain: policy.Chain{Contacts: []string{"one"}}})
+		if _, err := w.bus.Request(t.Context(), "$JS.API.STREAM.DELETE.KV_"+subjects.BucketAlerts, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		_, err := call[fleet.Silence](w, "silence", fleet.Silence{Match: map[string]string{"code": "dirty_repo"}, Reason: "we know", Until: time.Now().Add(time.Hour)})
+		if subjects.CodeOf(err) != subjects.CodeUnavailable {
+			t.Errorf("silence = %v, want unavailable", err)
+		}
+	})
+}
+
 // TestGrows: a group that grows is told again, no sooner than group_interval.
 func TestGrows(t *testing.T) {
 	t.Parallel()

@@ -36,7 +36,7 @@ func (w *Worker) service() bus.Service {
 	} {
 		pattern := subjects.APIPattern("schedule", e.verb)
 		s.Endpoints = append(s.Endpoints, bus.Endpoint{
-			Name: "schedule_" + e.verb, Subject: pattern,
+			Name: "schedule_" + e.verb, Subject: pattern, Timeout: bus.StoreTime,
 			Metadata: map[string]string{"request": e.request, "reply": e.reply},
 			Handle: func(ctx context.Context, m bus.Msg) ([]byte, error) {
 				vars, ok := subjects.Tokens(pattern, m.Subject)

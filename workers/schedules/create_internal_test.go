@@ -4,9 +4,24 @@ import (
 	"context"
 	"testing"
 
+	"parley/bus"
 	"parley/bus/bustest"
 	"parley/subjects"
 )
+
+// TestCallsEnd: no call stands until something can be stored.
+func TestCallsEnd(t *testing.T) {
+	t.Parallel()
+	w, err := New(Config{Bus: &bus.Bus{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range w.service().Endpoints {
+		if e.Timeout != bus.StoreTime {
+			t.Errorf("%s may take %s, want %s", e.Name, e.Timeout, bus.StoreTime)
+		}
+	}
+}
 
 // TestRepeatThatCannotBeLookedUp: whoever repeats a create whose answer was lost
 // is not told that its time has passed while nobody can see whether it was stored.

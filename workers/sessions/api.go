@@ -50,9 +50,12 @@ func (w *Worker) service(run context.Context) bus.Service {
 		{"fetch", endpoint(w.fetch)},
 		{"offer", endpoint(w.offer)},
 	} {
-		pattern := subjects.APIPattern("session", e.verb)
+		pattern, timeout := subjects.APIPattern("session", e.verb), bus.StoreTime
+		if e.verb == "append" || e.verb == "context" { // who looks at 64 MiB, or waits for news, has their own
+			timeout = 0
+		}
 		s.Endpoints = append(s.Endpoints, bus.Endpoint{
-			Name: "session_" + e.verb, Subject: pattern,
+			Name: "session_" + e.verb, Subject: pattern, Timeout: timeout,
 			Handle: func(ctx context.Context, m bus.Msg) ([]byte, error) {
 				vars, ok := subjects.Tokens(pattern, m.Subject)
 				if !ok {

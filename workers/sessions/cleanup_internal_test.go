@@ -149,7 +149,7 @@ func TestKeysByTheServersClocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := time.Now().Add(-48 * time.Hour).UTC()
-	r := &keyring{kv: kv, now: func() time.Time { return now }}
+	r := newKeyring(kv, func() time.Time { return now })
 	if err := r.load(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 	"time"
 
@@ -68,8 +69,32 @@ type body struct {
 	Metadata    map[string]json.RawMessage `json:"metadata,omitempty"`
 }
 
+// scanTime is how long it may take to look for secrets in what is appended. 4 MiB
+// take a few seconds on a machine that has nothing else to do.
+const scanTime = 20 * time.Second
+
+// errTooMuch is the cause of a refusal of what takes longer, or more room than a
+// message has.
+var errTooMuch = errors.New("too much for one entry")
+
 // clean refuses a record that holds a secret, or masks it and says what.
 func (w *Worker) clean(ctx context.Context, rec *handshake.Record, redact bool) ([]secrets.Finding, error) {
+	scan, cancel := context.WithTimeoutCause(ctx, scanTime, errTooMuch)
+	defer cancel()
+	found, err := w.scan(scan, rec, redact)
+	if err == nil || !errors.Is(err, scan.Err()) {
+		return found, err
+	}
+	if cause := context.Cause(scan); !errors.Is(cause, errTooMuch) {
+		return nil, unavailable(cause)
+	}
+	e := subjects.Errorf(subjects.CodePayloadTooLarge, "it takes more than %s to look for secrets in it", scanTime).
+		WithRemedy("append less at a time, or keep it elsewhere and append where it is (output_file)")
+	e.Err = errTooMuch
+	return nil, e
+}
+
+func (w *Worker) scan(ctx context.Context, rec *handshake.Record, redact bool) ([]secrets.Finding, error) {
 	data, err := fleet.Encode(body{rec.Entry, rec.SharedData, rec.Constraints, rec.Metadata})
 	if err != nil {
 		return nil, err
@@ -85,7 +110,9 @@ func (w *Worker) clean(ctx context.Context, rec *handshake.Record, redact bool) 
 	if err != nil {
 		return nil, secretError(found) // it cannot be masked where it is
 	}
-	if _, again, _, err := w.scanner.JSON(ctx, masked); err != nil || len(again) > 0 {
+	if _, again, _, err := w.scanner.JSON(ctx, masked); err != nil {
+		return nil, err
+	} else if len(again) > 0 {
 		return nil, secretError(found)
 	}
 	b.Entry.AgentID, b.Entry.ExecutionTime = rec.Entry.AgentID, rec.Entry.ExecutionTime

@@ -25,5 +25,7 @@
 // one follows all outcomes: what several do together counts once.
 //
 // A result waits until there is room for its version; one whose output alone has
-// none goes in without it, as it would keep those of all other sessions waiting.
+// none, or that takes too long to look through for secrets, goes in without it,
+// as it would keep those of all other sessions waiting. So would one that fails
+// again and again although the store answers: it is left out, and the log says so.
 package sessions

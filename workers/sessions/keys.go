@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,39 +22,73 @@ const keysKey = "session-keys"
 const (
 	keyLife    = 24 * time.Hour // a key signs that long
 	reloadPace = time.Second    // between two looks for a key that is not known
+	keyTry     = 2 * time.Second
 )
 
 // keyring holds the keys that all sessions workers share. A key that is a day
 // old is followed by a new one, and counts until its last token is over.
 type keyring struct {
-	kv  *bus.KV
-	now func() time.Time // by the servers' clocks, which all workers share
+	kv   *bus.KV
+	now  func() time.Time // by the servers' clocks, which all workers share
+	turn chan struct{}    // capacity 1: the one who reads or writes what is stored
 
-	mu     sync.Mutex // guards all below
-	keys   handshake.Keys
-	rev    uint64
-	looked time.Time
+	looked time.Time // when an unknown key was looked for; owned by who has the turn
+
+	mu   sync.Mutex // guards all below, and is held for no store
+	keys handshake.Keys
+	rev  uint64
 }
+
+func newKeyring(kv *bus.KV, now func() time.Time) *keyring {
+	return &keyring{kv: kv, now: now, turn: make(chan struct{}, 1)}
+}
+
+// known are the keys as far as they are known here, and their revision.
+func (r *keyring) known() (handshake.Keys, uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.keys, r.rev
+}
+
+func (r *keyring) learn(keys handshake.Keys, rev uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keys, r.rev = keys, rev
+}
+
+// take waits for the turn.
+func (r *keyring) take(ctx context.Context) error {
+	select {
+	case r.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (r *keyring) release() { <-r.turn }
 
 // load reads the keys, and makes the first one.
 func (r *keyring) load(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.loadLocked(ctx)
+	if err := r.take(ctx); err != nil {
+		return err
+	}
+	defer r.release()
+	return r.loadInTurn(ctx)
 }
 
-func (r *keyring) loadLocked(ctx context.Context) error {
+func (r *keyring) loadInTurn(ctx context.Context) error {
 	for {
 		e, err := r.kv.Get(ctx, keysKey)
 		switch {
 		case errors.Is(err, bus.ErrNotFound):
-			err = r.writeLocked(ctx, handshake.Keys{r.newKey()}, 0)
+			err = r.write(ctx, handshake.Keys{r.newKey()}, 0)
 		case err == nil:
 			var keys handshake.Keys
 			if err := json.Unmarshal(e.Value, &keys); err != nil || len(keys) == 0 {
 				return fmt.Errorf("read the session keys: %w", errors.Join(err, errors.New("they are not what a worker writes")))
 			}
-			r.keys, r.rev = keys, e.Revision
+			r.learn(keys, e.Revision)
 			return nil
 		}
 		if err == nil {
@@ -65,8 +100,8 @@ func (r *keyring) loadLocked(ctx context.Context) error {
 	}
 }
 
-// writeLocked stores keys after revision rev.
-func (r *keyring) writeLocked(ctx context.Context, keys handshake.Keys, rev uint64) (err error) {
+// write stores keys after revision rev.
+func (r *keyring) write(ctx context.Context, keys handshake.Keys, rev uint64) (err error) {
 	data, err := json.Marshal(keys) //nolint:gosec // only workers can read where it goes
 	if err != nil {
 		return err
@@ -77,7 +112,7 @@ func (r *keyring) writeLocked(ctx context.Context, keys handshake.Keys, rev uint
 		rev, err = r.kv.Update(ctx, keysKey, data, rev)
 	}
 	if err == nil {
-		r.keys, r.rev = keys, rev
+		r.learn(keys, rev)
 	}
 	return err
 }
@@ -89,44 +124,77 @@ func (r *keyring) newKey() handshake.Key {
 	return handshake.Key{ID: hex.EncodeToString(id), Secret: secret, Created: r.now()}
 }
 
-// token makes a token, with a new key when the last one is old.
+// token makes a token, with a new key when the last one is old. While none can
+// be stored the old one signs on, until its tokens would outlast it.
 func (r *keyring) token(ctx context.Context, id subjects.SessionID, expires time.Time) (string, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for now := r.now(); now.Sub(r.keys[0].Created) >= keyLife; {
+	keys, _ := r.known()
+	if age := r.now().Sub(keys[0].Created); age >= keyLife {
+		next, err := r.rotate(ctx)
+		switch {
+		case err == nil:
+			keys = next
+		case age >= keyLife+handshake.TokenLife:
+			return "", fmt.Errorf("change the session key: %w", err)
+		}
+	}
+	return handshake.NewToken(keys, id, expires), nil
+}
+
+// rotate puts a new key before the old ones, unless another worker was faster.
+func (r *keyring) rotate(ctx context.Context) (handshake.Keys, error) {
+	ctx, cancel := context.WithTimeout(ctx, keyTry)
+	defer cancel()
+	if err := r.take(ctx); err != nil {
+		return nil, err
+	}
+	defer r.release()
+	for {
+		keys, rev := r.known()
+		now := r.now()
+		if now.Sub(keys[0].Created) < keyLife {
+			return keys, nil
+		}
 		next := handshake.Keys{r.newKey()}
-		for _, k := range r.keys {
+		for _, k := range keys {
 			if now.Sub(k.Created) < keyLife+2*handshake.TokenLife {
 				next = append(next, k)
 			}
 		}
-		err := r.writeLocked(ctx, next, r.rev)
+		err := r.write(ctx, next, rev)
 		if errors.Is(err, bus.ErrConflict) {
-			err = r.loadLocked(ctx) // another worker was faster
+			err = r.loadInTurn(ctx)
 		}
 		if err != nil {
-			return "", fmt.Errorf("change the session key: %w", err)
+			return nil, err
 		}
 	}
-	return handshake.NewToken(r.keys, id, expires), nil
 }
 
 // check checks a token; one of a key that is not known may be of a new one.
 func (r *keyring) check(ctx context.Context, id subjects.SessionID, token string, now time.Time) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	err := handshake.CheckToken(r.keys, id, token, now)
-	if subjects.CodeOf(err) != subjects.CodeAuthFailed || now.Sub(r.looked) < reloadPace {
+	unknown := func() (bool, error) {
+		keys, _ := r.known()
+		err := handshake.CheckToken(keys, id, token, now)
+		is := func(k handshake.Key) bool { return k.ID == handshake.TokenKey(token) }
+		return subjects.CodeOf(err) == subjects.CodeAuthFailed && !slices.ContainsFunc(keys, is), err
+	}
+	if another, err := unknown(); !another {
 		return err
 	}
-	for _, k := range r.keys {
-		if k.ID == handshake.TokenKey(token) {
-			return err
-		}
+	ctx, cancel := context.WithTimeout(ctx, keyTry)
+	defer cancel()
+	if err := r.take(ctx); err != nil {
+		return unavailable(err)
+	}
+	defer r.release()
+	another, err := unknown() // it may have come meanwhile
+	if !another || now.Sub(r.looked) < reloadPace {
+		return err
 	}
 	r.looked = now
-	if lerr := r.loadLocked(ctx); lerr != nil {
-		return lerr
+	if err := r.loadInTurn(ctx); err != nil {
+		return err
 	}
-	return handshake.CheckToken(r.keys, id, token, now)
+	_, err = unknown()
+	return err
 }

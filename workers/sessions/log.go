@@ -43,8 +43,10 @@ const (
 	recentBytes = 256 << 10
 	// offerBytes bounds the context that goes with an offer or a handshake.
 	offerBytes = 64 << 10
-	page       = 500
-	markEvery  = 100
+	page       = 500 // versions that are read at once, of maxPage bytes
+	markEvery  = 10
+	// maxHeaders is more than the headers of a version ever take.
+	maxHeaders = 1024
 )
 
 // logOf gives the log of a session.
@@ -76,7 +78,7 @@ func (l *sessionLog) release() { <-l.turn }
 // catchUp reads the versions that others have appended.
 func (l *sessionLog) catchUp(ctx context.Context, b *bus.Bus) error {
 	for {
-		msgs, more, err := b.History(ctx, subjects.StreamContext, subjects.Context(l.id), l.seq+1, page)
+		msgs, more, err := b.Page(ctx, subjects.StreamContext, subjects.Context(l.id), l.seq+1, page, maxPage)
 		if err != nil {
 			return unavailable(err)
 		}
@@ -156,6 +158,8 @@ func (w *Worker) repeated(ctx context.Context, r *handshake.Record) (version uin
 	if r.Key == "" || r.Entry.Stored == nil && len(r.Entry.Output) <= handshake.MaxInline {
 		return 0, false, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, bus.StoreTime)
+	defer cancel()
 	l := w.logOf(r.SessionID)
 	if err := l.take(ctx); err != nil {
 		return 0, false, err
@@ -171,6 +175,8 @@ func (w *Worker) repeated(ctx context.Context, r *handshake.Record) (version uin
 // append writes r as the next version and returns it. A repeat of its key is
 // the version that it has, and so says dup.
 func (w *Worker) append(ctx context.Context, r *handshake.Record, after *uint64) (version uint64, dup bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, bus.StoreTime)
+	defer cancel()
 	l := w.logOf(r.SessionID)
 	if err := l.take(ctx); err != nil {
 		return 0, false, err
@@ -205,8 +211,15 @@ func (w *Worker) append(ctx context.Context, r *handshake.Record, after *uint64)
 			return r.Version, false, nil
 		}
 		crash.Point("before_context_append")
+		data := fleet.MustEncode(r)
+		if most := w.bus.MaxPayload() - maxHeaders; int64(len(data)) > most {
+			e := subjects.Errorf(subjects.CodePayloadTooLarge, "the version would be %d bytes, this server takes %d", len(data), most).
+				WithRemedy("append less at a time, or refer to it; an operator can raise the server's max_payload")
+			e.Err = errTooMuch
+			return 0, false, e
+		}
 		seq, err := w.records.Write(ctx, bus.Record{
-			Subject: subjects.Context(r.SessionID), Expected: l.seq, WriteID: uuid.NewString(), Data: fleet.MustEncode(r),
+			Subject: subjects.Context(r.SessionID), Expected: l.seq, WriteID: uuid.NewString(), Data: data,
 			Header: bus.Header{subjects.HeaderTask: {string(r.Entry.TaskID)}},
 		})
 		switch {
@@ -275,7 +288,8 @@ func (w *Worker) read(ctx context.Context, id subjects.SessionID, after uint64, 
 	return reply, w.fill(ctx, reply, from, after, limit)
 }
 
-// maxPage bounds a reply, so that it passes as a message.
+// maxPage bounds a reply, so that it passes as a message, and what is read for it
+// at once.
 const maxPage = 2 << 20
 
 // fill reads the versions after one from the stream, which begin at from or
@@ -284,7 +298,7 @@ func (w *Worker) fill(ctx context.Context, reply *handshake.ReadReply, from, aft
 	subject := subjects.Context(reply.SessionID)
 	size := 0
 	for {
-		msgs, more, err := w.bus.History(ctx, subjects.StreamContext, subject, from, min(limit+markEvery, page))
+		msgs, more, err := w.bus.Page(ctx, subjects.StreamContext, subject, from, min(limit+markEvery, page), maxPage)
 		if err != nil {
 			return unavailable(err)
 		}

@@ -23,7 +23,11 @@ const (
 	// been appended. Any worker's word counts: each appends all of them.
 	positionKey   = "sessions-position"
 	positionEvery = 2 * time.Second
-	appendTry     = 10 * time.Second
+	positionTry   = time.Second
+	appendPause   = 10 * time.Second // between two tries, at most
+	// patience is how often a result is tried that fails although the store
+	// answers: it must not keep those of all sessions waiting for ever.
+	patience = 5
 	// awaitOutcomes bounds how long an offer waits for the results of those that
 	// ended before; routers wait twice as long.
 	awaitOutcomes = time.Second
@@ -47,9 +51,9 @@ func (w *Worker) followOutcomes(ctx context.Context) error {
 			if ctx.Err() == nil {
 				w.outcomes.reached(m.Seq)
 			}
-			if now := time.Now(); now.Sub(written) >= positionEvery && ctx.Err() == nil {
-				written = now
+			if time.Since(written) >= positionEvery && ctx.Err() == nil {
 				w.keepPosition(ctx, m.Seq)
+				written = time.Now()
 			}
 		},
 	})
@@ -117,29 +121,37 @@ func (w *Worker) position(ctx context.Context) (uint64, error) {
 	return min(seq, state.LastSeq), nil // the stream may have been replaced
 }
 
+// keepPosition does so if it can: results do not wait for it.
 func (w *Worker) keepPosition(ctx context.Context, seq uint64) {
+	ctx, cancel := context.WithTimeout(ctx, positionTry)
+	defer cancel()
 	if _, err := w.shared.Put(ctx, positionKey, strconv.AppendUint(nil, seq, 10)); err != nil {
 		w.log.Debug("position not kept", slog.Any("error", err))
 	}
 }
 
-// keepTrying appends an outcome until it is there, or cannot be.
+// keepTrying appends an outcome until it is there, or cannot be. It waits for the
+// store, and for room in it, as long as it takes; whatever else may pass has a
+// few tries.
 func (w *Worker) keepTrying(ctx context.Context, m bus.Msg) {
 	log := w.log.With(slog.String("subject", m.Subject))
 	if vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject); ok {
 		log = log.With(slog.String("task_id", vars[0]))
 	}
-	pace := backoff.WithContext(backoff.NewExponentialBackOff(backoff.WithMaxElapsedTime(0), backoff.WithMaxInterval(appendTry)), ctx)
+	pace := backoff.WithContext(backoff.NewExponentialBackOff(backoff.WithMaxElapsedTime(0), backoff.WithMaxInterval(appendPause)), ctx)
+	failed := 0
 	err := backoff.Retry(func() error {
-		try, cancel := context.WithTimeout(ctx, appendTry)
-		defer cancel()
-		err := w.appendOutcome(try, m)
-		if err != nil && !mayPass(subjects.CodeOf(err)) {
+		err := w.appendOutcome(ctx, m)
+		if err == nil {
+			return nil
+		}
+		if !ofTheStore(err) {
+			failed++
+		}
+		if !mayPass(subjects.CodeOf(err)) || failed == patience {
 			return backoff.Permanent(err)
 		}
-		if err != nil {
-			log.Warn("append a task's result, trying again", slog.Any("error", err))
-		}
+		log.Warn("append a task's result, trying again", slog.Any("error", err))
 		return err
 	}, pace)
 	switch {
@@ -155,6 +167,16 @@ func (w *Worker) keepTrying(ctx context.Context, m bus.Msg) {
 // again, or has room again.
 func mayPass(code subjects.Code) bool {
 	return code == subjects.CodeUnavailable || code == subjects.CodeInternal || code == subjects.CodeRateLimited
+}
+
+// ofTheStore reports whether err says that the store is away, or full.
+func ofTheStore(err error) bool {
+	for _, is := range []error{bus.ErrNoResponders, bus.ErrTimeout, bus.ErrClosed, context.DeadlineExceeded} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return subjects.CodeOf(err) == subjects.CodeRateLimited
 }
 
 // appendOutcome appends the result of the task whose outcome m is.
@@ -176,10 +198,17 @@ func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
 	}
 	rec := handshake.Record{SessionID: id, Time: w.now(), Entry: outcomeEntry(ev), Key: "outcome:" + string(ev.TaskID)}
 	_, err = w.add(ctx, rec, nil, true)
-	if errors.Is(err, errNoRoom) { // it would keep the results of all sessions waiting; task get has the output
-		rec.Entry.Output, rec.Entry.Omitted = nil, true
-		_, err = w.add(ctx, rec, nil, true)
+	// Otherwise it would keep the results of all sessions waiting; task get has it.
+	switch {
+	case errors.Is(err, errNoRoom):
+		rec.Entry.Output = nil
+	case errors.Is(err, errTooMuch):
+		rec.Entry.Output, rec.Entry.Findings = nil, nil
+	default:
+		return err
 	}
+	rec.Entry.Omitted = true
+	_, err = w.add(ctx, rec, nil, true)
 	return err
 }
 

@@ -137,7 +137,11 @@ func (w *Worker) verifyStored(ctx context.Context, id subjects.SessionID, s *han
 		return subjects.Errorf(subjects.CodeInvalidMessage, "the parts do not have this digest").At("/entry/stored/digest").
 			WithRemedy("put the parts again")
 	}
-	if found := w.scanner.Text(ctx, string(data)); len(found) > 0 {
+	found, err := w.scanner.Text(ctx, string(data))
+	switch {
+	case err != nil:
+		return unavailable(err)
+	case len(found) > 0:
 		return secretError(found)
 	}
 	return nil

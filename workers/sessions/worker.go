@@ -57,7 +57,7 @@ type Worker struct {
 	cfg     Config
 	bus     *bus.Bus
 	log     *slog.Logger
-	scanner *secrets.Scanner
+	scanner scanner
 	verify  chan struct{} // one large output is read back at a time
 	ends    chan struct{} // capacity 1: there is something in ended
 
@@ -89,6 +89,13 @@ type stored struct {
 }
 
 func (s stored) keptUntil() time.Time { return s.at.Add(handshake.SessionLife) }
+
+// scanner finds secrets, and says when there was no time to look for them; see
+// secrets.Scanner.
+type scanner interface {
+	JSON(ctx context.Context, data []byte) (masked []byte, found []secrets.Finding, named bool, err error)
+	Text(ctx context.Context, text string) ([]secrets.Finding, error)
+}
 
 // New checks cfg and wires a worker; it starts nothing.
 func New(cfg Config) (*Worker, error) {
@@ -177,7 +184,7 @@ func (w *Worker) open(ctx context.Context) (err error) {
 	if w.outputs, err = w.bus.Objects(ctx, subjects.ObjectsOutputs); err != nil {
 		return err
 	}
-	w.keys = &keyring{kv: w.shared, now: w.now}
+	w.keys = newKeyring(w.shared, w.now)
 	return w.keys.load(ctx)
 }
 

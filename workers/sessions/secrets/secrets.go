@@ -32,8 +32,15 @@ type Scanner struct {
 	detector *detect.Detector
 }
 
-// rules loads the rules once: the library does so by way of a global.
-var rules = sync.OnceValues(detect.NewDetectorDefaultConfig)
+// rules loads the rules once: the library does so by way of a global. What is to
+// be scanned has no say in whether it is.
+var rules = sync.OnceValues(func() (*detect.Detector, error) {
+	d, err := detect.NewDetectorDefaultConfig()
+	if err == nil {
+		d.IgnoreGitleaksAllow = true
+	}
+	return d, err
+})
 
 // New loads the rules.
 func New() (*Scanner, error) {
@@ -47,12 +54,16 @@ func New() (*Scanner, error) {
 // match is a secret in a text.
 type match struct{ rule, secret string }
 
-func (s *Scanner) matches(ctx context.Context, text string) []match {
-	var list []match
+// matches are those in a text; an error says that ctx ended before all of it was
+// looked at.
+func (s *Scanner) matches(ctx context.Context, text string) (list []match, err error) {
 	for _, f := range s.detector.DetectContext(ctx, detect.Fragment{Raw: text}) { //nolint:staticcheck // what replaces it is of v9
 		list = append(list, match{f.RuleID, f.Secret})
 	}
-	return list
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("look for secrets: %w", err)
+	}
+	return list, nil
 }
 
 // window is how much of a text is looked at at a time; it overlaps with the
@@ -62,24 +73,29 @@ const (
 	overlap = 8 << 10
 )
 
-// Text finds secrets in a text.
-func (s *Scanner) Text(ctx context.Context, text string) []Finding {
+// Text finds secrets in a text. An error says that ctx ended before that was done.
+func (s *Scanner) Text(ctx context.Context, text string) ([]Finding, error) {
 	var found []Finding
 	for from := 0; from < len(text); from += window - overlap {
 		part := text[from:min(from+window, len(text))]
-		for _, m := range s.matches(ctx, part) {
+		list, err := s.matches(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range list {
 			f := Finding{m.rule, "byte " + strconv.Itoa(from+max(strings.Index(part, m.secret), 0))}
 			if !slices.Contains(found, f) {
 				found = append(found, f)
 			}
 		}
 	}
-	return found
+	return found, nil
 }
 
 // JSON finds secrets in the texts and names of a JSON value, nested as they
 // are, and returns the value with those in texts masked. A secret in a name
-// cannot be masked; named says that there is one.
+// cannot be masked; named says that there is one. What is no JSON, and what ctx
+// left no time for, is an error.
 func (s *Scanner) JSON(ctx context.Context, data []byte) (masked []byte, found []Finding, named bool, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -88,7 +104,9 @@ func (s *Scanner) JSON(ctx context.Context, data []byte) (masked []byte, found [
 		return nil, nil, false, fmt.Errorf("read JSON to scan it: %w", err)
 	}
 	w := walk{ctx: ctx, s: s}
-	v = w.value("", "", v)
+	if v = w.value("", "", v); w.err != nil {
+		return nil, nil, false, w.err
+	}
 	if len(w.found) == 0 {
 		return data, nil, false, nil
 	}
@@ -107,13 +125,23 @@ type walk struct {
 	s     *Scanner
 	found []Finding
 	named bool
+	err   error // why it was broken off
+}
+
+func (w *walk) matches(text string) []match {
+	if w.err != nil {
+		return nil
+	}
+	var list []match
+	list, w.err = w.s.matches(w.ctx, text)
+	return list
 }
 
 func (w *walk) value(pointer, name string, v any) any {
 	switch x := v.(type) {
 	case map[string]any:
 		for _, k := range slices.Sorted(maps.Keys(x)) {
-			for _, m := range w.s.matches(w.ctx, k) {
+			for _, m := range w.matches(k) {
 				w.named = true
 				w.found = append(w.found, Finding{m.rule, "a name in " + orRoot(pointer)})
 			}
@@ -132,7 +160,7 @@ func (w *walk) value(pointer, name string, v any) any {
 // text looks at a text with its name, which some rules want to see.
 func (w *walk) text(pointer, name, text string) string {
 	for range 2 { // what is masked may have hidden another
-		list := w.s.matches(w.ctx, name+` = "`+text+`"`)
+		list := w.matches(name + ` = "` + text + `"`)
 		if len(list) == 0 {
 			break
 		}

@@ -1,6 +1,8 @@
 package secrets_test
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +28,7 @@ func TestJSON(t *testing.T) {
 		{"nothing", `{"a":"hello","n":12345678901234567890,"b":[true,null]}`, "", "", false},
 		{"in a text", `{"a/b":["x","see ` + token + `"]}`, `{"a/b":["x","see [redacted: github-pat]"]}`, "github-pat at /a~1b/1", false},
 		{"a whole value", `"` + aws + `"`, `"[redacted: aws-access-token]"`, "aws-access-token at /", false},
+		{"where gitleaks would be told to look away", `{"a":"see ` + token + ` gitleaks:allow"}`, `{"a":"see [redacted: github-pat] gitleaks:allow"}`, "github-pat at /a", false},
 		{"in a name", `{"` + token + `":1}`, "", "github-pat at a name in /", true},
 		{"numbers stay", `{"n":12345678901234567890,"a":"` + aws + `"}`, `{"a":"[redacted: aws-access-token]","n":12345678901234567890}`, "aws-access-token at /a", false},
 	} {
@@ -58,12 +61,29 @@ func TestText(t *testing.T) {
 	}
 	for _, at := range []int{0, 1<<20 - 20, 1 << 20} {
 		text := strings.Repeat(" ", at) + token + strings.Repeat(" ", 100)
-		if found := s.Text(t.Context(), text); len(found) != 1 || !strings.Contains(found[0].String(), "byte ") {
+		if found, err := s.Text(t.Context(), text); err != nil || len(found) != 1 || !strings.Contains(found[0].String(), "byte ") {
 			t.Errorf("at %d: found %v, want one", at, found)
 		}
 	}
-	if found := s.Text(t.Context(), strings.Repeat("nothing to see ", 100_000)); len(found) != 0 {
+	if found, err := s.Text(t.Context(), strings.Repeat("nothing to see ", 100_000)); err != nil || len(found) != 0 {
 		t.Errorf("found %v in plain text", found)
+	}
+}
+
+// TestNotScanned: what there was no time to look at is not taken for clean.
+func TestNotScanned(t *testing.T) {
+	t.Parallel()
+	s, err := secrets.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if found, err := s.Text(over, token); !errors.Is(err, context.Canceled) {
+		t.Errorf("Text = %v, %v, want that it was not scanned", found, err)
+	}
+	if _, found, _, err := s.JSON(over, []byte(`"`+token+`"`)); !errors.Is(err, context.Canceled) {
+		t.Errorf("JSON = %v, %v, want that it was not scanned", found, err)
 	}
 }
 
@@ -77,7 +97,7 @@ func TestManyAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			if found := s.Text(t.Context(), "x "+token); len(found) != 1 {
+			if found, err := s.Text(t.Context(), "x "+token); err != nil || len(found) != 1 {
 				t.Errorf("found %v, want one", found)
 			}
 		})
