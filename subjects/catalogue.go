@@ -235,7 +235,7 @@ func taskEntries() []Entry {
 		{
 			Pattern: "fleet.offer.<agent>.<instance>", Message: "TASK_DISPATCH → HANDSHAKE_ACK or TASK_RESULT",
 			Writer: "router", Readers: "agent",
-			Description: "A request to take a task, to be answered within 2 s.",
+			Description: "A request to take a task, to be answered within 2 s; by nobody who is older than the `epoch` that it names.",
 		},
 		{
 			Pattern: "fleet.control.<agent>.<instance>", Message: "CONTROL → ControlReply",

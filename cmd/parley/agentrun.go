@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -156,12 +154,11 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 			return usage("--mcp %s: %w", f.mcp, err)
 		}
 	}
-	spool, free, err := a.spool(f.spool, id)
+	free, err := a.spool(f.spool, &cfg)
 	if err != nil {
-		return failed("make the spool: %w", err).next("parley agent run --spool DIR, or --spool off")
+		return failed("take the spool: %w", err).next("parley agent run --spool DIR, one for each process, or --spool off")
 	}
 	defer free()
-	cfg.Spool = spool
 	return a.beAgent(ctx, cfg, me)
 }
 
@@ -236,35 +233,4 @@ func (a *app) execDriver(f *agentFlags, command []string) (agent.Handler, error)
 		return nil, usage("%w", err).next("parley agent run --help")
 	}
 	return e, nil
-}
-
-// spool finds the directory for results that are not handed in yet. Each
-// running process has its own: the first that no other holds, so that a new one
-// finds what its predecessor left. free gives it back.
-func (a *app) spool(flag string, id subjects.AgentID) (dir string, free func(), err error) {
-	switch flag {
-	case "off":
-		return "", func() {}, nil
-	case "":
-	default:
-		return flag, func() {}, nil
-	}
-	base := filepath.Join(a.conf.Data, "spool", string(id))
-	for n := range 10_000 {
-		dir := filepath.Join(base, strconv.Itoa(n))
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return "", nil, err
-		}
-		lock, err := os.OpenFile(filepath.Join(base, fmt.Sprintf("%d.lock", n)), os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			return "", nil, err
-		}
-		if tryLock(lock) == nil {
-			return dir, func() { _ = lock.Close() }, nil // which frees the lock
-		}
-		if err := lock.Close(); err != nil {
-			return "", nil, err
-		}
-	}
-	return "", nil, fmt.Errorf("%s: every place is taken", base)
 }

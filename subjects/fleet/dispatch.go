@@ -58,6 +58,7 @@ func (d *Dispatch) check(p *problems) {
 	p.Traceparent("/traceparent", d.Traceparent)
 	p.agentID("/from", d.From, false)
 	p.attempt("/attempt", d.Attempt)
+	p.epoch("/epoch", d.Epoch)
 }
 
 func (d *Dispatch) metadata() *rawJSON {

@@ -137,6 +137,7 @@ type Dispatch struct {
 
 	From    subjects.AgentID `json:"from,omitempty"`   // added, offers only: who dispatched
 	Attempt int              `json:"attempt,omitzero"` // added, offers only: from 1
+	Epoch   int64            `json:"epoch,omitzero"`   // added, offers only: of the instance that is meant; an older one is silent
 	Context json.RawMessage  `json:"context,omitzero"` // added, offers only: the session's context
 	Tried   []Tried          `json:"tried,omitempty"`  // added, offers only: what was tried before
 	// Messages are added, in offers only: the follow-ups so far.

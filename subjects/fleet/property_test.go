@@ -34,7 +34,7 @@ var complete = map[string]string{
 		"requirements":{"required_mcp":["s"],"required_capabilities":["c"],"model_tier":"opus","clean_repo":true,"labels":{"gpu":"1"}},
 		"deadline":"2026-05-31T21:00:00Z","brief":"b",
 		"input":{"message_id":"m","context_id":"c","parts":[{"text":"t"},{"data":1},{"url":"u","mediaType":"a/b"},{"raw":"YWI=","filename":"f"}],"metadata":{"a":1}},
-		"from":"o","attempt":1,"context":{"a":1},"tried":[{"attempt":1,"agent_id":"x","code":"agent_error","message":"m"}],
+		"from":"o","attempt":1,"epoch":5,"context":{"a":1},"tried":[{"attempt":1,"agent_id":"x","code":"agent_error","message":"m"}],
 		"human":{"verb":"answer","by":"b","agent_id":"a","text":"t","answer_id":"i","time":"2026-05-31T21:00:00Z"},"new":1}`,
 	fleet.TypeResult: `{"type":"TASK_RESULT","protocol_version":"2.0","task_id":"t","status":"done","tokens_spent":1,"next_steps":["n"],
 		"blocked_reason":"b","artifacts":{"pr":"u"},"attempt":1,"epoch":1,"agent_id":"a","instance_id":"i","tokens_source":"measured",

@@ -75,6 +75,12 @@ type Config struct {
 	Spool string    // directory for results not yet handed in, one per instance; "" for none
 	Env   []string  // NAME=value, for git and for MCP servers; see AllowEnv
 
+	// Orphans has the spools taken of instances that are gone, one after the other,
+	// and keeps everybody else from each of them until take returns. It is called
+	// when the instance starts, and then every minute, if it has a Spool itself.
+	// Nil: nobody leaves any.
+	Orphans func(take func(dir string)) error
+
 	Bus     Bus
 	Log     *slog.Logger // nil discards
 	Handler Handler

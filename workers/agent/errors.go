@@ -10,14 +10,14 @@ import (
 	"parley/subjects/fleet"
 )
 
-// Why a handler's context was canceled (context.Cause).
+// Why the context of a handler, or of an inbox, was canceled (context.Cause).
 var (
 	// ErrCanceled: somebody canceled the task. Nothing is handed in for it.
 	ErrCanceled = errors.New("the task was canceled")
 	// ErrSuperseded: the fleet does not count this work any more: it gave the
 	// task to somebody else, or this agent up. Nothing is handed in for it.
 	ErrSuperseded = errors.New("the attempt was superseded")
-	// ErrTimeout: the attempt's timeout_seconds are over.
+	// ErrTimeout: the attempt's timeout_seconds are over, or the time for a message.
 	ErrTimeout = errors.New("the attempt's time is over")
 	// ErrDeadline: the task's deadline has passed.
 	ErrDeadline = errors.New("the task's deadline has passed")

@@ -85,7 +85,12 @@ func (r *router) refuse(e *subjects.Error) {
 
 func newRouter(t *testing.T) *router {
 	t.Helper()
-	s := bustest.New(t)
+	return newRouterOn(t, bustest.New(t))
+}
+
+// newRouterOn is newRouter on a server that is there.
+func newRouterOn(t *testing.T, s *bustest.Server) *router {
+	t.Helper()
 	r := &router{
 		t: t, b: s.Bus(t), own: s.Connect(t),
 		results: make(chan fleet.Result, 1000), progresses: make(chan fleet.Progress, 1000),

@@ -19,9 +19,11 @@ import (
 )
 
 // Inbox takes the messages that other agents send to this one. It must return
-// soon after ctx is canceled; a message that it has not dealt with by then goes
-// to another instance. What it returns is the answer, if one is expected; an
-// error says that it could not deal with the message, which its sender hears.
+// soon after ctx is canceled; context.Cause(ctx) says why it was: with
+// ErrStopping a message that it has not dealt with goes to another instance,
+// with ErrTimeout its sender hears that it failed. What it returns is the
+// answer, if one is expected; an error says that it could not deal with the
+// message, which its sender hears.
 //
 // The text of a message was written by another agent: it is data, whatever it
 // claims to be.
@@ -232,12 +234,18 @@ func (w *Worker) tellDone(life context.Context, d *mesh.Done) {
 // deal lets the inbox deal with a message and sends its answer back. work is the inbox's context, life the harness's.
 func (w *Worker) deal(work, life context.Context, m *mesh.Message) *mesh.Done {
 	log := w.log.With(slog.String("message_id", string(m.MessageID)), slog.String("from", string(m.From)))
-	r, err := w.receive(work, m)
+	limit := timeFor(m)
+	ctx, cancel := context.WithTimeoutCause(work, limit, ErrTimeout)
+	defer cancel()
+	r, err := w.receive(ctx, m)
 	d := &mesh.Done{From: m.From, MessageID: m.MessageID, InstanceID: w.cfg.Instance, TokensSpent: r.TokensSpent}
-	switch {
-	case err != nil && work.Err() != nil:
+	switch cause := context.Cause(ctx); {
+	case err != nil && errors.Is(cause, ErrStopping):
 		d.Released = true
 		log.Info("message is given back")
+	case err != nil && errors.Is(cause, ErrTimeout):
+		log.Info("message took too long", slog.Duration("limit", limit), slog.Any("error", err))
+		d.Error = &fleet.Reason{Code: subjects.CodeAgentTimeout, Message: "it was not dealt with within " + limit.String()}
 	case err != nil:
 		log.Info("message failed", slog.Any("error", err))
 		d.Error = &fleet.Reason{Code: subjects.CodeAgentError, Message: clip(err.Error(), maxMessage)}
@@ -247,6 +255,16 @@ func (w *Worker) deal(work, life context.Context, m *mesh.Message) *mesh.Done {
 		}
 	}
 	return d
+}
+
+// timeFor is how long an inbox may take to deal with a message: no longer than
+// somebody waits for that, nor than an attempt at a task that sets no time-out.
+func timeFor(m *mesh.Message) time.Duration {
+	limit := min(m.TTL(), fleet.DefaultTimeout)
+	if m.Reply == mesh.Yes {
+		limit = min(limit, m.ReplyTimeout())
+	}
+	return limit
 }
 
 func (w *Worker) receive(ctx context.Context, m *mesh.Message) (r LetterReply, err error) {

@@ -3,8 +3,10 @@ package agent_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"parley/bus"
@@ -25,7 +27,12 @@ type meshSide struct {
 // runInbox runs an agent with an inbox until stop is called.
 func runInbox(t *testing.T, most int, inbox agent.InboxFunc) (m *meshSide, stop func()) {
 	t.Helper()
-	s := bustest.New(t)
+	return runInboxOn(t, bustest.New(t), most, inbox)
+}
+
+// runInboxOn is runInbox on a server that is there.
+func runInboxOn(t *testing.T, s *bustest.Server, most int, inbox agent.InboxFunc) (m *meshSide, stop func()) {
+	t.Helper()
 	m = &meshSide{t: t, b: s.Bus(t), done: make(chan mesh.Done, 100)}
 	if _, err := m.b.Subscribe(subjects.API("bob", "mesh", "done"), "", func(msg bus.Msg) {
 		d, err := fleet.DecodeRequest[mesh.Done](msg.Data)
@@ -162,6 +169,47 @@ func TestInboxHands(t *testing.T) {
 		}
 	}
 	stop()
+}
+
+// An inbox that hangs is told to end when the time for its message is over, the
+// sender hears so, and the next message is taken.
+func TestInboxHasNoMoreTimeThanItsMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 1)
+		m, _ := runInboxOn(t, bustest.NewFake(t), 1, func(ctx context.Context, _ *mesh.Message) (agent.LetterReply, error) {
+			<-ctx.Done()
+			ended <- context.Cause(ctx)
+			return agent.LetterReply{}, ctx.Err()
+		})
+		for i, c := range []struct {
+			msg   mesh.Message
+			limit time.Duration
+		}{
+			{mesh.Message{TTLSeconds: 5, Reply: mesh.No}, 5 * time.Second},
+			{mesh.Message{ReplyTimeoutSeconds: 7, Reply: mesh.Yes}, 7 * time.Second},
+			{mesh.Message{ReplyTimeoutSeconds: 7, TTLSeconds: 9, Reply: mesh.No}, 9 * time.Second},
+			{mesh.Message{Reply: mesh.No}, fleet.DefaultTimeout},
+		} {
+			c.msg.MessageID, c.msg.ThreadID, c.msg.Text, c.msg.Attempt = mesh.MessageID(fmt.Sprint("m", i)), "t", "hang", 1
+			if d := m.hand(c.msg); !d.OK {
+				t.Fatalf("message %d: it says %+v", i, d)
+			}
+			time.Sleep(c.limit - time.Second)
+			if len(m.done) > 0 || len(ended) > 0 {
+				t.Errorf("message %d is over before its time", i)
+			}
+			time.Sleep(2 * time.Second)
+			if len(m.done) == 0 {
+				t.Fatalf("message %d: nothing is reported %s after its time", i, time.Second)
+			}
+			if d := m.next(); d.Error == nil || d.Error.Code != subjects.CodeAgentTimeout || d.Released {
+				t.Errorf("message %d: reported %+v, want agent_timeout", i, d)
+			}
+			if err := <-ended; !errors.Is(err, agent.ErrTimeout) {
+				t.Errorf("message %d was ended for %v, want ErrTimeout", i, err)
+			}
+		}
+	})
 }
 
 // A command gets a message as a brief that says whose words these are, and what

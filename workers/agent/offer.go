@@ -29,6 +29,10 @@ func (w *Worker) onOffer(life context.Context, m bus.Msg) {
 		w.refuse(m, d, &fleet.ResultError{Code: e.Code, Message: e.Error()})
 		return
 	}
+	if d.Epoch > w.epoch {
+		w.log.Debug("an offer is for a newer process of this instance", slog.String("task_id", string(d.Task.TaskID)), slog.Int64("newer_epoch", d.Epoch))
+		return
+	}
 	fillOffer(d, now)
 	if w.cfg.Only != nil && !w.cfg.Only(d) {
 		w.busy(m, "it takes tasks of its own only")

@@ -28,6 +28,9 @@ const (
 	spoolBad    = ".bad" // appended to what cannot be read
 )
 
+// adoptEvery is how often spools are looked for whose instance is gone.
+const adoptEvery = time.Minute
+
 // leftoversFirst is how long a new instance waits for the results of its
 // predecessor to be answered before it announces itself; after that they go on
 // in the background.
@@ -108,8 +111,8 @@ type leftover struct {
 	result *fleet.Result
 }
 
-// leftovers reads what is in the spool, by name. A file that is no result of
-// agent is put aside.
+// leftovers reads what is in the spool of agent, by name. A file that is no
+// result is put aside; what another agent has left there stays.
 func (s *spool) leftovers(agent subjects.AgentID, log *slog.Logger) ([]leftover, error) {
 	names, err := filepath.Glob(filepath.Join(globQuote(s.dir), "*"+spoolSuffix))
 	if err != nil {
@@ -122,14 +125,18 @@ func (s *spool) leftovers(agent subjects.AgentID, log *slog.Logger) ([]leftover,
 			return nil, fmt.Errorf("read the spool: %w", err)
 		}
 		r, err := fleet.DecodeResult(data)
-		if err == nil && (r.AgentID != agent || r.TaskID == "") {
-			err = fmt.Errorf("it is of agent %q", r.AgentID)
+		if err == nil && (r.TaskID == "" || r.AgentID == "") {
+			err = errors.New("it names no task, or no agent")
 		}
 		if err != nil {
-			log.Error("put aside a spool file that is no result of this agent", slog.String("file", path), slog.Any("error", err))
+			log.Error("put aside a spool file that is no result", slog.String("file", path), slog.Any("error", err))
 			if err := os.Rename(path, path+spoolBad); err != nil {
 				return nil, fmt.Errorf("put aside a spool file: %w", err)
 			}
+			continue
+		}
+		if r.AgentID != agent {
+			log.Warn("leave a result of another agent in the spool", slog.String("file", path), slog.String("of", string(r.AgentID)))
 			continue
 		}
 		list = append(list, leftover{filepath.Base(path), data, r})
@@ -143,25 +150,23 @@ func globQuote(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// sendLeftovers hands in what an earlier process could not. It returns when all
-// is answered, or after a while, or when ctx ends; what is left goes on until
-// life ends.
+// sendLeftovers hands in what an earlier process could not, and what other
+// instances have left that are gone. It returns when all is answered, or after a
+// while, or when ctx ends; what is left, or comes later, goes on until life ends.
 func (w *Worker) sendLeftovers(ctx, life context.Context) {
 	if w.spool == nil {
 		return
 	}
-	list, err := w.spool.leftovers(w.cfg.ID, w.log)
-	if err != nil {
-		w.log.Error("read the spool", slog.Any("error", err))
-	}
-	if len(list) == 0 {
-		return
-	}
+	list := w.leftovers(w.spool)
 	done := make(chan struct{})
 	w.wg.Go(func() {
-		defer close(done)
 		for _, l := range list {
-			w.sendLeftover(life, l)
+			w.sendLeftover(life, w.spool, l)
+		}
+		w.adopt(life)
+		close(done)
+		for w.cfg.Orphans != nil && pause(life, adoptEvery) == nil {
+			w.adopt(life)
 		}
 	})
 	first, cancel := context.WithTimeout(ctx, leftoversFirst)
@@ -172,7 +177,31 @@ func (w *Worker) sendLeftovers(ctx, life context.Context) {
 	}
 }
 
-func (w *Worker) sendLeftover(life context.Context, l leftover) {
+// adopt hands in what instances have left that are gone.
+func (w *Worker) adopt(life context.Context) {
+	if w.cfg.Orphans == nil {
+		return
+	}
+	err := w.cfg.Orphans(func(dir string) {
+		s := &spool{dir}
+		for _, l := range w.leftovers(s) {
+			w.sendLeftover(life, s, l)
+		}
+	})
+	if err != nil {
+		w.log.Error("look for spools of instances that are gone", slog.Any("error", err))
+	}
+}
+
+func (w *Worker) leftovers(s *spool) []leftover {
+	list, err := s.leftovers(w.cfg.ID, w.log)
+	if err != nil {
+		w.log.Error("read the spool", slog.Any("error", err))
+	}
+	return list
+}
+
+func (w *Worker) sendLeftover(life context.Context, s *spool, l leftover) {
 	log := w.log.With(slog.String("task_id", string(l.result.TaskID)), slog.Int("attempt", l.result.Attempt))
 	subject := subjects.Result(w.cfg.ID, l.result.TaskID)
 	for {
@@ -184,7 +213,7 @@ func (w *Worker) sendLeftover(life context.Context, l leftover) {
 		case err == nil:
 			said, _ := answer(m)
 			log.Info("result of an earlier process was answered", slog.Any("answer", said))
-			w.spool.remove(l.file, w.log)
+			s.remove(l.file, w.log)
 			return
 		case life.Err() != nil, errors.Is(err, bus.ErrClosed):
 			return

@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/workers/agent"
@@ -20,6 +22,18 @@ func files(t *testing.T, dir string) []string {
 		t.Fatal(err)
 	}
 	return list
+}
+
+// leave puts a result of an earlier process into a spool.
+func leave(t *testing.T, dir string, id subjects.AgentID, task subjects.TaskID) {
+	t.Helper()
+	old := &fleet.Result{
+		Header: fleet.Header{Type: fleet.TypeResult, ProtocolVersion: fleet.Version}, TaskID: task, AgentID: id,
+		Status: fleet.StatusDone, Attempt: 2, Epoch: 5, InstanceID: "old",
+	}
+	if err := os.WriteFile(filepath.Join(dir, string(task)+".5.2.json"), fleet.MustEncode(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A result that nobody answered survives the process and is handed in by the
@@ -57,13 +71,7 @@ func TestSpoolGoesFirst(t *testing.T) {
 	t.Parallel()
 	r := newRouter(t)
 	dir := t.TempDir()
-	old := &fleet.Result{
-		Header: fleet.Header{Type: fleet.TypeResult, ProtocolVersion: fleet.Version}, TaskID: "t1", AgentID: "bob",
-		Status: fleet.StatusDone, Attempt: 2, Epoch: 5, InstanceID: "old",
-	}
-	if err := os.WriteFile(filepath.Join(dir, "t1.5.2.json"), fleet.MustEncode(old), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	leave(t, dir, "bob", "t1")
 	if err := os.WriteFile(filepath.Join(dir, "junk.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -81,6 +89,50 @@ func TestSpoolGoesFirst(t *testing.T) {
 	if got := files(t, dir); len(got) != 1 || filepath.Base(got[0]) != "junk.json.bad" {
 		t.Errorf("spool = %v, want junk.json.bad alone", got)
 	}
+}
+
+// What another agent has left in a spool is its own: it stays as it is.
+func TestSpoolOfTwoAgents(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t)
+	dir := t.TempDir()
+	leave(t, dir, "ann", "hers")
+	leave(t, dir, "bob", "his")
+	r.start(agent.Config{Handler: agent.Echo{}, Spool: dir}).end()
+	r.result("his")
+	if got := files(t, dir); len(got) != 1 || filepath.Base(got[0]) != "hers.5.2.json" {
+		t.Errorf("spool = %v, want ann's result alone", got)
+	}
+}
+
+// What other instances have left that are gone is handed in when an instance
+// starts, and when they go later, while it has their spool to itself.
+func TestOrphans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRouterOn(t, bustest.NewFake(t))
+		dir := t.TempDir()
+		taken := 0
+		r.answers(func(int, fleet.Result) any { return fleet.ResultReply{OK: taken == 1} })
+		leave(t, dir, "bob", "t1")
+		r.start(agent.Config{Handler: agent.Echo{}, Spool: t.TempDir(), Orphans: func(take func(string)) error {
+			taken++
+			take(dir)
+			taken--
+			return nil
+		}})
+		r.result("t1")
+		synctest.Wait()
+		if got := files(t, dir); len(got) != 0 {
+			t.Errorf("spool = %v at the start, want it empty", got)
+		}
+		leave(t, dir, "bob", "t2")
+		time.Sleep(time.Minute)
+		r.result("t2")
+		synctest.Wait()
+		if got := files(t, dir); len(got) != 0 {
+			t.Errorf("spool = %v a minute later, want it empty", got)
+		}
+	})
 }
 
 // The result is on disk before anybody hears of it.

@@ -239,9 +239,14 @@ func (w *Worker) onHeartbeat(m bus.Msg) {
 		w.log.Warn("refuse a heartbeat", slog.String("subject", m.Subject), slog.Any("error", err))
 		return
 	}
+	var rival int64
 	w.with(func(c *core, now time.Time) {
-		c.beat(subjects.AgentID(vars[0]), subjects.InstanceID(vars[1]), hb, now)
+		rival = c.beat(subjects.AgentID(vars[0]), subjects.InstanceID(vars[1]), hb, now)
 	})
+	if rival != 0 {
+		w.log.Warn("an older process of an instance goes on beside a newer one, and is offered nothing: each needs an --instance of its own",
+			slog.String("agent_id", vars[0]), slog.String("instance_id", vars[1]), slog.Int64("epoch", hb.Epoch), slog.Int64("newer_epoch", rival))
+	}
 }
 
 func (w *Worker) onRouterBeat(id subjects.InstanceID, m bus.Msg) {

@@ -53,11 +53,15 @@ func (c *core) announce(a *fleet.Announce, at, now time.Time) {
 }
 
 // beat takes in a heartbeat: it renews leases, ends those of an earlier epoch,
-// and shows what an agent holds that it should not.
-func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fleet.Heartbeat, now time.Time) {
+// and shows what an agent holds that it should not. rival is the epoch of a newer
+// process of the same instance, once it is clear that the older one goes on.
+func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fleet.Heartbeat, now time.Time) (rival int64) {
 	in, known := c.fleet.Beat(agent, instance, hb, now)
 	if !known {
-		return
+		return 0
+	}
+	if hb.Epoch != 0 && hb.Epoch < in.Epoch && in.stale == staleBeats {
+		rival = in.Epoch
 	}
 	for task := range in.Held {
 		s := c.x.find(task)
@@ -80,7 +84,12 @@ func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fl
 	}
 	c.deny(in, hb, now)
 	c.feed(in, now)
+	return rival
 }
+
+// staleBeats is how many heartbeats of an instance's earlier epochs say that it
+// has not ended: one or two may have been on their way.
+const staleBeats = 3
 
 // lease is how long a lease lasts without renewal.
 func lease(in *Instance) time.Duration { return fleet.MissedHeartbeats * in.Heartbeat }

@@ -181,3 +181,14 @@ func TestAnOfferThatTimesOutIsRecalled(t *testing.T) {
 		t.Errorf("offered attempt %d", d.Attempt)
 	}
 }
+
+// An offer names the process that it is meant for, whatever the dispatch says.
+func TestAnOfferNamesItsProcess(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(`{"epoch":9000000000000000000,"attempt":7,"task":{"agent":"a"},"brief":"x"}`)
+	if d := a.offered(); d.Task.TaskID != id || d.Epoch != a.epoch || d.Attempt != 1 {
+		t.Errorf("offered %s, attempt %d, for epoch %d; want %s, 1, %d", d.Task.TaskID, d.Attempt, d.Epoch, id, a.epoch)
+	}
+}

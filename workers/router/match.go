@@ -119,6 +119,7 @@ type Instance struct {
 	announceAt time.Time // store time of Announce
 	goneUntil  time.Time // set for instances without heartbeats
 	busyUntil  time.Time
+	stale      int   // heartbeats of earlier epochs since this one began
 	due        int64 // of its earliest expiry, 0 none
 	skills     []string
 	session    subjects.SessionID // of the latest task

@@ -40,6 +40,7 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 	in.announceAt, in.Epoch = at, max(in.Epoch, a.Worker.Epoch)
 	in.Heartbeat, in.TTL, in.Max = a.Heartbeat(), a.TTL(), a.MaxParallel()
 	if restarted {
+		in.stale = 0
 		f.setHolding(in, nil)
 	}
 	if newest {
@@ -71,7 +72,11 @@ func (f *Fleet) Beat(agent subjects.AgentID, inst subjects.InstanceID, b *fleet.
 	f.advance(now)
 	in, known = f.instance(agent, inst)
 	if b.Epoch != 0 && b.Epoch < in.Epoch {
+		in.stale++
 		return in, known
+	}
+	if b.Epoch > in.Epoch {
+		in.stale = 0
 	}
 	wasLive, wasDraining, wasUsed := in.Live, in.Draining, in.Used()
 	f.hear(in, now)

@@ -170,6 +170,21 @@ func TestEpochs(t *testing.T) {
 	}
 }
 
+// An instance whose older process goes on beating is told of once for each newer
+// process, and not for a heartbeat that was on its way.
+func TestTwoProcessesOfOneInstance(t *testing.T) {
+	t.Parallel()
+	c := testCore()
+	freeAgent(t, c)
+	var got []int64
+	for _, epoch := range []int64{1, 2, 1, 1, 2, 1, 1, 1, 3, 2, 1, 2, 1, 2} {
+		got = append(got, c.beat("a", "main", &fleet.Heartbeat{Epoch: epoch}, now0))
+	}
+	if diff := cmp.Diff([]int64{0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 3, 0, 0}, got); diff != "" {
+		t.Errorf("rivals (-want +got):\n%s", diff)
+	}
+}
+
 // A heartbeat is newer than an announce that was stored before it, whichever
 // the router reads first.
 func TestHeartbeatBeforeAnnounce(t *testing.T) {

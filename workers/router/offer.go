@@ -54,7 +54,7 @@ func (w *Worker) shake(ctx context.Context, o offer) error {
 	if barred, err := w.barred(ctx, cur); barred || err != nil {
 		return err
 	}
-	payload := offerPayload(cur.ev, dispatch, w.sessionContext(ctx, cur))
+	payload := offerPayload(cur.ev, dispatch, o.epoch, w.sessionContext(ctx, cur))
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
 	defer cancel()
@@ -96,10 +96,11 @@ func (w *Worker) barred(ctx context.Context, cur *view) (bool, error) {
 
 // offerPayload is the stored dispatch with what only an offer carries put in
 // front; the rest is passed on as it came.
-func offerPayload(ev *fleet.Event, dispatch json.RawMessage, s SessionContext) []byte {
+func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch int64, s SessionContext) []byte {
 	head := struct {
 		From    subjects.AgentID `json:"from"`
 		Attempt int              `json:"attempt"`
+		Epoch   int64            `json:"epoch,omitzero"`
 		Tried   []fleet.Tried    `json:"tried,omitempty"`
 		Context json.RawMessage  `json:"context,omitzero"`
 		Token   string           `json:"session_token,omitempty"`
@@ -108,7 +109,7 @@ func offerPayload(ev *fleet.Event, dispatch json.RawMessage, s SessionContext) [
 
 		Human *fleet.HumanAnswer `json:"human,omitempty"`
 	}{
-		From: ev.Facts.From, Attempt: ev.Attempt + 1, Tried: tried(ev), Messages: ev.Facts.Messages, Human: ev.Facts.Human,
+		From: ev.Facts.From, Attempt: ev.Attempt + 1, Epoch: epoch, Tried: tried(ev), Messages: ev.Facts.Messages, Human: ev.Facts.Human,
 		Context: s.Context, Token: s.Token,
 	}
 	b := fleet.MustEncode(head)
