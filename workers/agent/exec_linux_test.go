@@ -184,6 +184,22 @@ func TestExecStall(t *testing.T) {
 	}
 }
 
+// What a command has spent counts although it never told its result.
+func TestExecStallHasSpent(t *testing.T) {
+	t.Parallel()
+	vectors, err := filepath.Abs("testdata/cli-agents")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := shell(t, `head -n 2 "$V/claude-stream-success.jsonl"; sleep 1000`, agent.ExecConfig{
+		Usage: agent.UsageClaude, Stall: time.Second, Set: []string{"V=" + vectors},
+	})
+	got, err := e.Handle(t.Context(), agent.NewTask(dispatch("t1", "x"), func(string, *int64) {}))
+	if code, _ := fail(err); code != subjects.CodeAgentTimeout || got.TokensSpent != 13 || got.TokensSource != "measured" {
+		t.Errorf("%d tokens %s, %v; want agent_timeout with 13 measured", got.TokensSpent, got.TokensSource, err)
+	}
+}
+
 func TestNewExec(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]agent.ExecConfig{
