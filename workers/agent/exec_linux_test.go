@@ -270,6 +270,39 @@ func TestExecCancel(t *testing.T) {
 	}
 }
 
+// What a wrapper that ends at once has started still has KillAfter to end by
+// itself, if it still has the output or not.
+func TestExecCancelIsPatient(t *testing.T) {
+	t.Parallel()
+	for name, script := range map[string]string{
+		"with the output": `(trap 'sleep 2; echo clean >"$F"; exit' TERM; exec 9>"$FIFO"; while :; do sleep 0.1; done) & wait`,
+		"without":         `(trap 'sleep 0.2; echo clean >"$F"; exit' TERM; exec 9>"$FIFO"; while :; do sleep 0.1; done) >/dev/null 2>&1 & wait`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFIFO(t)
+			left := filepath.Join(t.TempDir(), "left")
+			e := shell(t, script, agent.ExecConfig{Set: []string{"FIFO=" + f.path, "F=" + left}, KillAfter: patience})
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			done := make(chan error, 1)
+			go func() {
+				_, err := e.Handle(ctx, agent.NewTask(dispatch("t1", "x"), func(string, *int64) {}))
+				done <- err
+			}()
+			f.held()
+			stop()
+			f.dead()
+			if err := next(t, "the end", done); !errors.Is(err, context.Canceled) {
+				t.Errorf("Handle = %v, want that it was canceled", err)
+			}
+			if got, err := os.ReadFile(left); string(got) != "clean\n" {
+				t.Errorf("it left %q, %v, want clean", got, err)
+			}
+		})
+	}
+}
+
 // What a command leaves running when it ends is ended too, if it still has the
 // output or not.
 func TestExecLeavesNothing(t *testing.T) {
