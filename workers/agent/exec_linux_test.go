@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -57,6 +58,7 @@ func TestExec(t *testing.T) {
 		"signal":          {script: "kill -9 $$", fails: subjects.CodeAgentError, retryable: true, says: "killed by SIGKILL"},
 		"own signal":      {script: "kill -SEGV $$", fails: subjects.CodeAgentError, retryable: true, says: "killed by SIGSEGV"},
 		"too long":        {script: "head -c 1100000 /dev/zero | tr '\\0' a", fails: subjects.CodePayloadTooLarge, says: "longer than"},
+		"without end":     {script: "yes", fails: subjects.CodePayloadTooLarge, says: "longer than"},
 		"late last words": {script: "(sleep 0.1; echo last) & exit 0", output: "last"},
 		"an exit with a TASK_RESULT": {
 			script: `echo '{"type":"TASK_RESULT","status":"error","tokens_spent":4,"next_steps":[],"blocked_reason":null,"error":{"code":"budget_exhausted","message":"spent"}}'; exit 1`,
@@ -65,7 +67,9 @@ func TestExec(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := shell(t, c.script, agent.ExecConfig{}).Handle(t.Context(), agent.NewTask(dispatch("t1", c.brief), func(string, *int64) {}))
+			ctx, stop := context.WithTimeout(t.Context(), patience)
+			defer stop()
+			got, err := shell(t, c.script, agent.ExecConfig{}).Handle(ctx, agent.NewTask(dispatch("t1", c.brief), func(string, *int64) {}))
 			code, retryable := fail(err)
 			if code != c.fails || retryable != c.retryable || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Fatalf("error = %v (retryable %t), want %s (%t), %q", err, retryable, c.fails, c.retryable, c.says)
