@@ -19,8 +19,8 @@ import (
 	"parley/workers/agent/remote"
 )
 
-// spare is what an agent has beyond the grace time to hand in results and to
-// end its processes.
+// spare is what an agent has beyond the grace time, and the one that commands
+// have to end (--kill-after), to hand in results and to end its processes.
 const spare = 20 * time.Second
 
 // agentFlags are the flags of agent run.
@@ -159,7 +159,7 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 		return failed("take the spool: %w", err).next("parley agent run --spool DIR, one for each process, or --spool off")
 	}
 	defer free()
-	return a.beAgent(ctx, cfg, me)
+	return a.beAgent(ctx, cfg, me, time.Duration(a.conf.Grace)+f.killAfter+spare)
 }
 
 // directory is an error unless path is one, or empty.
@@ -174,8 +174,9 @@ func directory(path string) error {
 	return err
 }
 
-// beAgent connects an agent and runs it until ctx ends.
-func (a *app) beAgent(ctx context.Context, cfg agent.Config, me *myself) error {
+// beAgent connects an agent and runs it until ctx ends, and then for as long as
+// bound.
+func (a *app) beAgent(ctx context.Context, cfg agent.Config, me *myself, bound time.Duration) error {
 	bc := a.busConfig("parley agent "+string(cfg.ID), cfg.ID)
 	if err := me.use(&bc, cfg.ID); err != nil {
 		return err
@@ -193,7 +194,7 @@ func (a *app) beAgent(ctx context.Context, cfg agent.Config, me *myself) error {
 		return usage("%w", err).next("parley agent run --help")
 	}
 	run := workers.Worker{Name: "agent " + string(cfg.ID), Run: w.Run}
-	return stopped(workers.Run(ctx, time.Duration(a.conf.Grace)+spare, run))
+	return stopped(workers.Run(ctx, bound, run))
 }
 
 // driver makes the handler that does the tasks, and what looks after whoever

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"parley/bus"
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -100,4 +102,83 @@ func TestNoCallTakesAMinute(t *testing.T) {
 			}
 		}
 	})
+}
+
+// moodyFleet answers one call of the API, about tasks, as answer does; the
+// model calls it.
+func moodyFleet(t *testing.T, verb string, answer func() ([]byte, error)) *model {
+	t.Helper()
+	srv := bustest.NewFake(t)
+	b := srv.Bus(t)
+	stop, err := b.Serve(t.Context(), bus.Service{Name: "moody", Version: "0.0.0", Endpoints: []bus.Endpoint{{
+		Name: "task_" + verb, Subject: subjects.APIPattern("task", verb),
+		Handle: func(context.Context, bus.Msg) ([]byte, error) { return answer() },
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	server, err := mcp.New(mcp.Config{Bus: srv.Connect(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return (&world{t: t, srv: srv, bus: b, mcp: server}).overPipe(t, "operator")
+}
+
+// away is the answer of a router that cannot reach the records.
+func away() ([]byte, error) {
+	return nil, subjects.Errorf(subjects.CodeUnavailable, "the records cannot be reached")
+}
+
+// A router that cannot say whether a dispatch was stored leaves the task id.
+func TestUnavailableDispatchIsNamed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		moodyFleet(t, "dispatch", away).fails("fleet_dispatch", args{"brief": "x"},
+			"unavailable", "the records cannot be reached", "may have accepted this as task ", "ask fleet_wait for that task_id")
+	})
+}
+
+// A fleet that is away for a while ends no task: waiting goes on, and what was
+// seen last is told. What it says of a task for good ends the waiting.
+func TestWaitOutlastsTheFleet(t *testing.T) {
+	t.Parallel()
+	working := func() ([]byte, error) {
+		<-time.After(time.Second)
+		return fleet.Encode(fleet.TaskView{TaskID: "t", State: fleet.StateWorking})
+	}
+	unknown := func() ([]byte, error) { return nil, subjects.Errorf(subjects.CodeNotFound, "no such task") }
+	for name, c := range map[string]struct {
+		first, then func() ([]byte, error) // then: after 10 s
+		want        waited
+		says        string // is in the task's error
+	}{
+		"away, then there": {away, working, waited{Waiting: 1, Tasks: []shownTask{{TaskID: "t", State: "working"}}}, ""},
+		"there, then away": {working, away, waited{Waiting: 1, Tasks: []shownTask{{TaskID: "t", State: "working"}}}, ""},
+		"away":             {away, away, waited{Waiting: 1, Tasks: []shownTask{{TaskID: "t"}}}, "unavailable"},
+		"unknown":          {away, unknown, waited{Done: true, Ended: 1, Tasks: []shownTask{{TaskID: "t"}}}, "not_found"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				m := moodyFleet(t, "wait", func() ([]byte, error) {
+					if time.Since(began) < 10*time.Second {
+						return c.first()
+					}
+					return c.then()
+				})
+				var got waited
+				m.call("fleet_wait", args{"task_ids": []string{"t"}, "timeout_seconds": 20}, &got)
+				said := got.Tasks[0].Error
+				got.Tasks[0].Error, got.Next = "", ""
+				if diff := cmp.Diff(c.want, got); diff != "" {
+					t.Errorf("fleet_wait (-want +got):\n%s", diff)
+				}
+				if !strings.Contains(said, c.says) || (said == "") != (c.says == "") {
+					t.Errorf("its error is %q, want %q in it", said, c.says)
+				}
+			})
+		})
+	}
 }

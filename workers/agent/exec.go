@@ -55,8 +55,13 @@ const (
 	lastLines        = 10 // of stderr, in the message of a failure
 )
 
-// errStall: the command wrote nothing for too long.
-var errStall = errors.New("the command has stalled")
+// Why a command was stopped, beside what ends its task.
+var (
+	// errStall: it wrote nothing for too long.
+	errStall = errors.New("the command has stalled")
+	// errTooLong: it wrote more than an answer may have.
+	errTooLong = errors.New("the command does not come to an end")
+)
 
 // NewExec checks c and finds the command.
 func NewExec(c ExecConfig) (*Exec, error) {
@@ -114,6 +119,7 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 		defer timer.Stop()
 		alive = func() { timer.Reset(e.cfg.Stall) }
 	}
+	r.answer.over = func() { cancel(errTooLong) }
 	var stdout io.Writer = r.answer
 	if r.meter != nil {
 		stdout = &lines{max: maxLine, each: func(line []byte, cut bool) {
@@ -189,7 +195,7 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 		rep = r.meter.report()
 		rep.fill(&spent)
 	}
-	if r.end.stopped {
+	if r.end.stopped && !errors.Is(r.cause, errTooLong) {
 		if errors.Is(r.cause, errStall) {
 			return spent, &Fail{
 				Code: subjects.CodeAgentTimeout, Retryable: true, Err: errStall,
@@ -200,6 +206,9 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 	}
 	if rep.fail != nil {
 		return spent, rep.fail
+	}
+	if r.answer.cut() {
+		return spent, tooLong()
 	}
 	text := string(r.answer.data)
 	if r.meter != nil {
@@ -216,11 +225,8 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 	if r.meter != nil && !rep.answered {
 		return spent, &Fail{Retryable: true, Message: r.tell("the command ended without a result")}
 	}
-	if r.answer.cut() || len(text) > maxAnswer {
-		return spent, &Fail{
-			Code:    subjects.CodePayloadTooLarge,
-			Message: fmt.Sprintf("the answer is longer than %d bytes: write it to a file and print a link", maxAnswer),
-		}
+	if len(text) > maxAnswer {
+		return spent, tooLong()
 	}
 	res, err := ReadAnswer(text, d)
 	if err != nil {
@@ -228,6 +234,13 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 	}
 	rep.fill(&res)
 	return res, nil
+}
+
+func tooLong() *Fail {
+	return &Fail{
+		Code:    subjects.CodePayloadTooLarge,
+		Message: fmt.Sprintf("the answer is longer than %d bytes: write it to a file and print a link", maxAnswer),
+	}
 }
 
 // tell adds the last lines of stderr to a message.

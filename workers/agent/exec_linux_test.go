@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -57,6 +58,7 @@ func TestExec(t *testing.T) {
 		"signal":          {script: "kill -9 $$", fails: subjects.CodeAgentError, retryable: true, says: "killed by SIGKILL"},
 		"own signal":      {script: "kill -SEGV $$", fails: subjects.CodeAgentError, retryable: true, says: "killed by SIGSEGV"},
 		"too long":        {script: "head -c 1100000 /dev/zero | tr '\\0' a", fails: subjects.CodePayloadTooLarge, says: "longer than"},
+		"without end":     {script: "yes", fails: subjects.CodePayloadTooLarge, says: "longer than"},
 		"late last words": {script: "(sleep 0.1; echo last) & exit 0", output: "last"},
 		"an exit with a TASK_RESULT": {
 			script: `echo '{"type":"TASK_RESULT","status":"error","tokens_spent":4,"next_steps":[],"blocked_reason":null,"error":{"code":"budget_exhausted","message":"spent"}}'; exit 1`,
@@ -65,7 +67,9 @@ func TestExec(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := shell(t, c.script, agent.ExecConfig{}).Handle(t.Context(), agent.NewTask(dispatch("t1", c.brief), func(string, *int64) {}))
+			ctx, stop := context.WithTimeout(t.Context(), patience)
+			defer stop()
+			got, err := shell(t, c.script, agent.ExecConfig{}).Handle(ctx, agent.NewTask(dispatch("t1", c.brief), func(string, *int64) {}))
 			code, retryable := fail(err)
 			if code != c.fails || retryable != c.retryable || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Fatalf("error = %v (retryable %t), want %s (%t), %q", err, retryable, c.fails, c.retryable, c.says)
@@ -184,6 +188,22 @@ func TestExecStall(t *testing.T) {
 	}
 }
 
+// What a command has spent counts although it never told its result.
+func TestExecStallHasSpent(t *testing.T) {
+	t.Parallel()
+	vectors, err := filepath.Abs("testdata/cli-agents")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := shell(t, `head -n 2 "$V/claude-stream-success.jsonl"; sleep 1000`, agent.ExecConfig{
+		Usage: agent.UsageClaude, Stall: time.Second, Set: []string{"V=" + vectors},
+	})
+	got, err := e.Handle(t.Context(), agent.NewTask(dispatch("t1", "x"), func(string, *int64) {}))
+	if code, _ := fail(err); code != subjects.CodeAgentTimeout || got.TokensSpent != 13 || got.TokensSource != "measured" {
+		t.Errorf("%d tokens %s, %v; want agent_timeout with 13 measured", got.TokensSpent, got.TokensSource, err)
+	}
+}
+
 func TestNewExec(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]agent.ExecConfig{
@@ -250,6 +270,39 @@ func TestExecCancel(t *testing.T) {
 			a.cancel("t1", 1, subjects.CodeCanceled)
 			f.dead()
 			a.gone()
+		})
+	}
+}
+
+// What a wrapper that ends at once has started still has KillAfter to end by
+// itself, if it still has the output or not.
+func TestExecCancelIsPatient(t *testing.T) {
+	t.Parallel()
+	for name, script := range map[string]string{
+		"with the output": `(trap 'sleep 2; echo clean >"$F"; exit' TERM; exec 9>"$FIFO"; while :; do sleep 0.1; done) & wait`,
+		"without":         `(trap 'sleep 0.2; echo clean >"$F"; exit' TERM; exec 9>"$FIFO"; while :; do sleep 0.1; done) >/dev/null 2>&1 & wait`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFIFO(t)
+			left := filepath.Join(t.TempDir(), "left")
+			e := shell(t, script, agent.ExecConfig{Set: []string{"FIFO=" + f.path, "F=" + left}, KillAfter: patience})
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			done := make(chan error, 1)
+			go func() {
+				_, err := e.Handle(ctx, agent.NewTask(dispatch("t1", "x"), func(string, *int64) {}))
+				done <- err
+			}()
+			f.held()
+			stop()
+			f.dead()
+			if err := next(t, "the end", done); !errors.Is(err, context.Canceled) {
+				t.Errorf("Handle = %v, want that it was canceled", err)
+			}
+			if got, err := os.ReadFile(left); string(got) != "clean\n" {
+				t.Errorf("it left %q, %v, want clean", got, err)
+			}
 		})
 	}
 }

@@ -105,7 +105,8 @@ type letters struct {
 	stop  bool
 	swept time.Time
 
-	wg sync.WaitGroup // one for each in hand; Add only with mu held and not stopped
+	wg    sync.WaitGroup // one for each in hand; Add only with mu held and not stopped
+	hands sync.WaitGroup // one for each that is being dealt with; likewise
 }
 
 // past is a message that was dealt with, and what was said of it.
@@ -152,6 +153,7 @@ func (l *letters) admit(k letterKey, attempt int, now time.Time) (verdict int, t
 	l.open[k] = attempt
 	l.busy++
 	l.wg.Add(1)
+	l.hands.Add(1)
 	return letterFresh, nil
 }
 
@@ -160,6 +162,7 @@ func (l *letters) dealt() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.busy--
+	l.hands.Done()
 }
 
 // attempt is the one that a message in hand stands for now.

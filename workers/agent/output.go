@@ -9,6 +9,7 @@ import (
 // head keeps the first max bytes of what is written to it.
 type head struct {
 	max   int
+	over  func() // called when there is more; nil: nobody cares
 	data  []byte
 	total int
 }
@@ -16,6 +17,9 @@ type head struct {
 func (h *head) Write(p []byte) (int, error) {
 	h.total += len(p)
 	h.data = append(h.data, p[:min(len(p), h.max-len(h.data))]...)
+	if h.over != nil && h.cut() {
+		h.over()
+	}
 	return len(p), nil
 }
 

@@ -39,7 +39,8 @@ type process struct {
 	fed    chan struct{} // closed when nothing more is read from stdin
 
 	mu     sync.Mutex
-	reaped bool // its group's id may be anybody's
+	mercy  time.Time // until then what got SIGTERM may end by itself; zero: nothing got it
+	reaped bool      // its group's id may be anybody's
 }
 
 // ending is how a process ended.
@@ -187,10 +188,10 @@ func (p *process) reap() {
 		if within(p.copied, linger) {
 			break
 		}
-		_ = signalGroup(p.cmd.Process, killSignal)
+		p.endGroup()
 	}
-	_ = signalGroup(p.cmd.Process, killSignal) // those that wrote nothing
-	p.closePipes()                             // whoever left the group may still hold them
+	p.endGroup()   // those that wrote nothing
+	p.closePipes() // whoever left the group may still hold them
 	<-p.copied
 	<-p.fed
 	p.mu.Lock()
@@ -199,6 +200,21 @@ func (p *process) reap() {
 	if early {
 		p.end.state, p.end.failed = p.cmd.Process.Wait()
 	}
+}
+
+// endGroup kills what is left of the group once its leader has ended: at once,
+// unless stop has asked it to end. Then it has the time that stop gives it.
+func (p *process) endGroup() {
+	for nap := 10 * time.Millisecond; p.mayEnd() && groupLives(p.cmd.Process); nap = min(2*nap, 200*time.Millisecond) {
+		<-time.After(nap)
+	}
+	_ = signalGroup(p.cmd.Process, killSignal)
+}
+
+func (p *process) mayEnd() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Now().Before(p.mercy)
 }
 
 // wait waits until the command has ended. When ctx ends first, the whole group
@@ -221,6 +237,9 @@ func (p *process) wait(ctx context.Context, killAfter time.Duration) ending {
 // stop ends the command and all it started, and waits for that.
 func (p *process) stop(killAfter time.Duration) {
 	if killAfter > 0 {
+		p.mu.Lock()
+		p.mercy = time.Now().Add(killAfter)
+		p.mu.Unlock()
 		p.signal(termSignal)
 		if within(p.done, killAfter) {
 			return

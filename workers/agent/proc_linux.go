@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"os"
+	"strconv"
 	"syscall"
 	"unsafe"
 )
@@ -28,4 +30,26 @@ func awaitExit(p *os.Process) bool {
 			return errno == 0
 		}
 	}
+}
+
+// groupLives reports whether anybody in the group that leader leads still runs.
+// Those that have ended, and that nobody has waited for yet, do not.
+func groupLives(leader *os.Process) bool {
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		return true // who knows
+	}
+	group := strconv.Itoa(leader.Pid)
+	for _, one := range all {
+		stat, err := os.ReadFile("/proc/" + one.Name() + "/stat")
+		if err != nil {
+			continue // no process, or none any more
+		}
+		// pid (command) state parent group …, and a command's name may hold anything.
+		f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+		if len(f) > 2 && string(f[2]) == group && f[0][0] != 'Z' && f[0][0] != 'X' {
+			return true
+		}
+	}
+	return false
 }

@@ -20,6 +20,8 @@ func ownGroup() *syscall.SysProcAttr { return nil }
 
 func awaitExit(*os.Process) bool { return false }
 
+func groupLives(*os.Process) bool { return false }
+
 // signalGroup ends the process alone: there are no groups.
 func signalGroup(leader *os.Process, _ os.Signal) error { return leader.Kill() }
 

@@ -12,3 +12,6 @@ import (
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 func awaitExit(*os.Process) bool { return false }
+
+// groupLives reports whether there is anybody in the group that leader led.
+func groupLives(leader *os.Process) bool { return syscall.Kill(-leader.Pid, 0) == nil }

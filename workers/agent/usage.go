@@ -43,7 +43,7 @@ func newMeter(u Usage) (meter, error) {
 	case UsageNone:
 		return nil, nil
 	case UsageClaude:
-		return &claude{}, nil
+		return &claude{turns: map[string]claudeUsage{}}, nil
 	case UsageCodex:
 		return &codex{}, nil
 	}

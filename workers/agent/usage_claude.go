@@ -14,8 +14,10 @@ import (
 // json), a line per event of which the last is that object (stream-json), or
 // all of them in one array (json with --verbose).
 type claude struct {
-	result *claudeEvent
-	tokens int64 // of the turns so far
+	result  *claudeEvent
+	session string
+	turns   map[string]claudeUsage // by message; each of its pieces says anew what it has spent
+	sum     claudeUsage            // of all turns so far
 }
 
 type claudeEvent struct {
@@ -42,6 +44,7 @@ type claudeEvent struct {
 
 	// type assistant
 	Message struct {
+		ID      string `json:"id"`
 		Content []struct {
 			Type string `json:"type"`
 			Text string `json:"text"`
@@ -84,7 +87,7 @@ func (c *claude) line(b []byte, cut bool) (note string, tokens int64) {
 			note = n
 		}
 	}
-	return note, c.tokens
+	return note, c.sum.spent().tokens()
 }
 
 func (c *claude) event(raw []byte) (note string) {
@@ -107,8 +110,8 @@ func (c *claude) event(raw []byte) (note string) {
 	case "result":
 		c.result = e
 	case "assistant":
-		u := e.Message.Usage
-		c.tokens += u.Input + u.Output + u.CacheCreation
+		c.session = e.Session
+		c.turn(e.Message.ID, e.Message.Usage)
 		for _, part := range e.Message.Content {
 			switch {
 			case part.Text != "":
@@ -125,10 +128,30 @@ func (c *claude) event(raw []byte) (note string) {
 	return note
 }
 
+// turn counts what a message has spent.
+func (c *claude) turn(id string, u claudeUsage) {
+	c.sum.add(u, 1)
+	if id != "" {
+		c.sum.add(c.turns[id], -1)
+		c.turns[id] = u
+	}
+}
+
+func (u *claudeUsage) add(v claudeUsage, times int64) {
+	u.Input += times * v.Input
+	u.Output += times * v.Output
+	u.CacheCreation += times * v.CacheCreation
+	u.CacheRead += times * v.CacheRead
+}
+
+func (u *claudeUsage) spent() *spent {
+	return &spent{Tool: "claude", Input: u.Input, Output: u.Output, CacheCreation: u.CacheCreation, CacheRead: u.CacheRead}
+}
+
 func (c *claude) report() report {
 	e := c.result
 	if e == nil {
-		return report{}
+		return report{spent: c.unfinished()}
 	}
 	r := report{text: e.Result, answered: e.Subtype == "success", spent: e.spent()}
 	if s := string(e.Structured); s != "" && s != "null" {
@@ -140,18 +163,29 @@ func (c *claude) report() report {
 	return r
 }
 
+// unfinished is what the turns of a command have spent that ended, or was
+// ended, before it could print a result.
+func (c *claude) unfinished() *spent {
+	if c.sum == (claudeUsage{}) {
+		return nil
+	}
+	s := c.sum.spent()
+	s.Session = c.session
+	return s
+}
+
 // spent adds up all models: usage is of the main loop only.
 func (e *claudeEvent) spent() *spent {
-	s := &spent{Tool: "claude", Session: e.Session, CostUSD: e.Cost, Turns: e.Turns}
+	s := &spent{Tool: "claude"}
+	if len(e.Models) == 0 {
+		s = e.Usage.spent()
+	}
+	s.Session, s.CostUSD, s.Turns = e.Session, e.Cost, e.Turns
 	for _, m := range e.Models {
 		s.Input += m.Input
 		s.Output += m.Output
 		s.CacheCreation += m.CacheCreation
 		s.CacheRead += m.CacheRead
-	}
-	if len(e.Models) == 0 {
-		u := e.Usage
-		s.Input, s.Output, s.CacheCreation, s.CacheRead = u.Input, u.Output, u.CacheCreation, u.CacheRead
 	}
 	return s
 }

@@ -146,6 +146,17 @@ func TestUsageOddities(t *testing.T) {
 			usage: agent.UsageClaude, printed: `{"type":"result","subtype":"error_max_structured_output_retries","is_error":true,"errors":["no"]}`,
 			fail: &agent.Fail{Code: subjects.CodeResultInvalid, Message: "no", Retryable: true},
 		},
+		"claude: no result": { // a message is told in pieces, each with what it has spent so far
+			usage: agent.UsageClaude,
+			printed: `{"type":"assistant","session_id":"s","message":{"id":"a","usage":{"input_tokens":10,"output_tokens":1,"cache_creation_input_tokens":5,"cache_read_input_tokens":100}}}` + "\n" +
+				`{"type":"assistant","session_id":"s","message":{"id":"b","usage":{"input_tokens":1,"output_tokens":2}}}` + "\n" +
+				`{"type":"assistant","session_id":"s","message":{"id":"a","usage":{"input_tokens":10,"output_tokens":3,"cache_creation_input_tokens":5,"cache_read_input_tokens":100}}}` + "\n" +
+				`{"type":"assistant","session_id":"s","message":{"usage":{"input_tokens":1}}}` + "\n" + `{"type":"assistant","session_id":"s","message":{"usage":{"input_tokens":1}}}`,
+			tokens: 23, fail: &agent.Fail{Message: "the command ended without a result", Retryable: true},
+			detail: map[string]any{
+				"tool": "claude", "session": "s", "input_tokens": 13.0, "output_tokens": 5.0, "cache_creation_tokens": 5.0, "cache_read_tokens": 100.0,
+			},
+		},
 		"codex: an error that a turn survived": {
 			usage:   agent.UsageCodex,
 			printed: `{"type":"error","message":"reconnecting 1/5"}` + "\n" + `{"type":"item.completed","item":{"type":"agent_message","text":"one"}}` + "\n" + `{"type":"item.completed","item":{"type":"agent_message","text":"two"}}` + "\n" + `{"type":"turn.completed","usage":{"input_tokens":10,"output_tokens":1}}`,

@@ -170,13 +170,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.log.Info("agent is ready", slog.Int("max_parallel", w.cfg.MaxParallel), slog.Int64("epoch", w.epoch))
 
 	<-ctx.Done()
-	dealt := w.letters.close()
-	begun := time.Now()
-	w.drain()
-	if !within(dealt, max(w.cfg.Grace-time.Since(begun), 0)) {
-		abort(ErrStopping)
-		within(dealt, w.cfg.HandIn)
-	}
+	w.drain(abort)
 	w.farewell()
 	for _, s := range subs {
 		if err := s.Drain(); err != nil { //nolint:contextcheck // bounded by itself; ctx has ended
@@ -190,16 +184,20 @@ func (w *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
-// drain waits for the work in hand, for a while, and then hands it back.
-func (w *Worker) drain() {
+// drain waits for the work in hand, tasks and messages, for a while, and then
+// hands it back; abort ends what deals with messages.
+func (w *Worker) drain(abort context.CancelCauseFunc) {
+	dealt := w.letters.close()
 	idle, emptied := w.hand.stop()
 	w.log.Info("agent is draining", slog.Duration("grace", w.cfg.Grace))
-	if within(emptied, w.cfg.Grace) {
+	if bothWithin(emptied, dealt, w.cfg.Grace) {
 		return
 	}
 	w.hand.abort(ErrStopping)
+	abort(ErrStopping)
 	<-idle
-	within(emptied, w.cfg.HandIn)
+	w.letters.hands.Wait()
+	bothWithin(emptied, dealt, w.cfg.HandIn)
 }
 
 // farewell makes sure that the fleet has heard that nothing is to be expected
@@ -226,6 +224,12 @@ func within(c <-chan struct{}, d time.Duration) bool {
 	case <-t.C:
 		return false
 	}
+}
+
+// bothWithin reports whether both are closed before d is over.
+func bothWithin(one, other <-chan struct{}, d time.Duration) bool {
+	begun := time.Now()
+	return within(one, d) && within(other, max(d-time.Since(begun), 0))
 }
 
 // do runs the handler of a task and hands in what comes of it. ctx is the

@@ -103,6 +103,21 @@ func (rs refusals) Error() string {
 	return strings.Join(s, "\n")
 }
 
+// Unwrap lets errors.As find the first.
+func (rs refusals) Unwrap() []error {
+	all := make([]error, len(rs))
+	for i, r := range rs {
+		all[i] = r
+	}
+	return all
+}
+
+// unavailable reports whether err says that the fleet cannot answer just now.
+func unavailable(err error) bool {
+	r, ok := errors.AsType[*refusal](err)
+	return ok && r.code == subjects.CodeUnavailable
+}
+
 // workers that answer a noun, where it is not the router.
 var answeredBy = map[string]string{"agent": "registry", "mesh": "mesh", "escalation": "escalation"}
 

@@ -31,7 +31,12 @@ type task struct {
 	Output   string           `json:"output,omitempty"`
 	Chars    int              `json:"output_chars,omitempty"`
 	Error    string           `json:"error,omitempty"` // of this entry: it could not be looked at
+
+	away bool // the error is that the fleet could not answer just now
 }
+
+// over reports whether waiting for it brings nothing more.
+func (t *task) over() bool { return t.Ended || t.Error != "" && !t.away }
 
 // shown is a view in short.
 func shown(v *fleet.TaskView) *task {

@@ -20,6 +20,7 @@ const (
 	maxCall     = maxWait + patience
 	defaultWait = 30 * time.Second
 	slice       = 2 * time.Second
+	pause       = time.Second // before a fleet that is away is asked again
 	waitsAtOnce = maxMany
 )
 
@@ -97,21 +98,23 @@ func (w *waiting) run(ctx context.Context, in *waitIn) error {
 
 // task looks at one task until it needs no more looking at.
 func (w *waiting) task(ctx, enough context.Context, i int, id subjects.TaskID, stop func()) {
-	for seen := false; ; seen = true {
+	for {
 		stay := max(min(time.Until(w.until), slice), 10*time.Millisecond)
 		v, err := w.look(ctx, enough, id, stay)
 		t := &task{TaskID: id}
 		switch {
-		case err != nil && errors.Is(err, context.Canceled), err != nil && seen && ctx.Err() != nil:
-			return // nobody listens, or the time is up: what was seen last counts
+		case errors.Is(err, context.Canceled):
+			return // nobody listens
+		case unavailable(err) && w.tasks[i] != nil && !w.tasks[i].away:
+			t = w.tasks[i] // what was seen last counts
 		case err != nil:
-			t.Error = err.Error()
+			t.Error, t.away = err.Error(), unavailable(err)
 		default:
 			t = shown(&v)
 		}
 		w.mu.Lock()
 		w.tasks[i] = t
-		if t.Ended || t.Error != "" {
+		if t.over() {
 			w.ended++
 			w.tell(ctx, w.ended)
 		}
@@ -120,8 +123,14 @@ func (w *waiting) task(ctx, enough context.Context, i int, id subjects.TaskID, s
 		if asks || w.any && t.Ended {
 			stop()
 		}
-		if asks || t.Ended || t.Error != "" || enough.Err() != nil || !time.Now().Before(w.until) {
+		if asks || t.over() || enough.Err() != nil || !time.Now().Before(w.until) {
 			return
+		}
+		if err != nil { // it may have been told at once
+			select {
+			case <-time.After(min(pause, time.Until(w.until))):
+			case <-enough.Done():
+			}
 		}
 	}
 }
@@ -183,7 +192,7 @@ func (w *waiting) out() *waitOut {
 		}
 	}
 	for _, t := range w.tasks {
-		count(t.Ended || t.Error != "")
+		count(t.over())
 		if t.WaitsFor == fleet.AwaitAgentQuestion {
 			o.Attention = append(o.Attention, t.TaskID)
 		}
