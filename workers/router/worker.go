@@ -96,6 +96,7 @@ const (
 	idleWorkers   = 256              // goroutines kept for the next message
 	stopGrace     = 10 * time.Second // to finish what is in hand
 	maxReports    = 128              // results in hand, and progress messages: when very many tasks end at once, dispatches go between them
+	maxBehind     = maxReports / 2   // of them that wait for a record, of any one agent
 	maxDoing      = 32               // effects at once, those apart that wait for an agent: a million tasks may end at one instant
 	maxSaying     = 1024             // recalls and tells at once
 )
@@ -130,6 +131,7 @@ type Worker struct {
 	waiting   atomic.Int64 // calls of task wait
 	pool      *pool.Pool
 	waits     atomic.Pointer[wait]
+	behind    waiters
 
 	mu      sync.Mutex // guards all below
 	core    *core
