@@ -318,13 +318,19 @@ func (w *Worker) giveUp(ctx context.Context, h hopeless) {
 	}
 }
 
+// hearTimeout is how long announces are waited for at a time.
+const hearTimeout = 2 * time.Second
+
 // hearAnnounces waits until every announce that was stored before since has been
-// taken in: who announced before the dispatch is never overlooked.
+// taken in: who announced before the dispatch is never overlooked. Where they are
+// late, it is asked again later.
 func (w *Worker) hearAnnounces(ctx context.Context, since time.Time) error {
 	if w.heardAt.Load() > since.UnixNano() {
 		return nil
 	}
 	now := w.now().UnixNano()
+	ctx, cancel := context.WithTimeout(ctx, hearTimeout)
+	defer cancel()
 	st, err := w.bus.StreamState(ctx, subjects.StreamAnnounce)
 	if err != nil {
 		return unavailable(err)

@@ -239,8 +239,13 @@ func TestAgentsThatDoNotAnswerHoldNothingUp(t *testing.T) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.doing != 0 || len(w.todo) != 0 || len(w.saying) > 2*maxDoing {
-		t.Errorf("%d effects are being done, %d wait, %d are being said", w.doing, len(w.todo), len(w.saying))
+	for _, l := range w.lanes {
+		if l.doing != 0 || len(l.todo) != 0 {
+			t.Errorf("%d effects are being done, %d wait", l.doing, len(l.todo))
+		}
+	}
+	if len(w.saying) > 2*maxDoing {
+		t.Errorf("%d effects are being said", len(w.saying))
 	}
 }
 

@@ -135,8 +135,7 @@ type Worker struct {
 
 	mu      sync.Mutex // guards all below
 	core    *core
-	todo    []effect            // waits for one of those that are being done to end
-	doing   int                 // effects being done, those apart that wait for an agent
+	lanes   [2]lane             // effects, those apart that wait for an agent
 	saying  map[effect]struct{} // recalls and tells under way
 	writing map[string]uint64   // ids of the writes that are under way, and where the tail has passed over their records
 	tail    uint64              // stream sequence up to which the tail has read
@@ -249,6 +248,7 @@ func (w *Worker) start(ctx context.Context, loops *sync.WaitGroup, fail context.
 	loop("read announces", func(ctx context.Context) error {
 		return w.bus.Tail(ctx, bus.Tail{
 			Stream: subjects.StreamAnnounce, LastPerSubject: true, Handle: w.onAnnounce,
+			Refused: func(m bus.Msg, _ error) { w.announced.Store(m.Seq) }, // it says nothing
 			CaughtUp: func(last uint64) {
 				w.announced.Store(max(last, w.announced.Load()))
 				caughtUp <- struct{}{}
