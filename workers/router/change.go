@@ -269,16 +269,16 @@ func (w *Worker) terms(e *fleet.Event) settings {
 	return set
 }
 
-// fail records how an attempt failed and does what the ladder answers.
+// fail records how an attempt failed and does what the ladder answers. Whose own
+// word it is that it failed is there, unless it hands the task back as it goes.
 func (w *Worker) fail(ctx context.Context, cur *view, f failure) *fleet.Event {
-	w.mu.Lock()
-	agent := cur.ev.AgentID
-	if f.refused != nil {
-		agent = f.refused.agent
+	now := w.now()
+	if said := f.refused != nil || f.result != nil; !said || f.code == subjects.CodeAgentBusy {
+		w.mu.Lock()
+		f.gone = w.core.left(cur.ev.AgentID, now)
+		w.mu.Unlock()
 	}
-	f.gone = !w.core.fleet.Alive(agent)
-	w.mu.Unlock()
-	n, action := failed(cur.ev, f, w.terms(cur.ev), w.now())
+	n, action := failed(cur.ev, f, w.terms(cur.ev), now)
 	if c := escalation.Rests(action); c != nil {
 		w.coolDown(ctx, c.Agent, c.Until, f.code)
 	}

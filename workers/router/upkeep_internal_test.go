@@ -140,6 +140,32 @@ func TestAnOfferThatFailedHereRests(t *testing.T) {
 	}
 }
 
+// An offer that was refused until later is not made before, though the router
+// could not see that the refusal was stored.
+func TestAnOfferThatFailedHereKeepsItsTime(t *testing.T) {
+	t.Parallel()
+	c := testCore()
+	c.ticked = now0
+	freeAgent(t, c)
+	q := testRecord(t, "t", `,"max_retries":1`, now0)
+	c.apply(q, 1, now0)
+	o, ok := c.take()[0].(offer)
+	if !ok {
+		t.Fatal("it is not offered")
+	}
+	later, _ := failed(q, failure{
+		code: subjects.CodeAgentError, retryable: true, retryAfter: time.Hour, refused: &holder{"a", "main", 1},
+	}, settings{}, now0)
+	c.apply(later, 2, now0)
+	c.offered("t", o.in, true, now0)
+	for at := now0; !at.After(now0.Add(3 * offerAgain)); at = at.Add(tickEvery) {
+		c.tick(at)
+		if e := c.take(); len(e) > 0 {
+			t.Fatalf("%T %s after it was to rest for an hour", e[0], at.Sub(now0))
+		}
+	}
+}
+
 // A task whose records are gone (they were purged, or nobody routed until they
 // had expired) is forgotten, and agents are not asked about it.
 func TestATaskWithoutRecordsIsForgotten(t *testing.T) {
