@@ -28,7 +28,7 @@ func retryWait(n int) (least, most time.Duration) {
 
 // checkLadder checks how the failed attempts of a task were answered: each
 // level after those below it, and retries at their pace.
-func (f *findings) checkLadder(id string, list []rig.Record, down spans) {
+func (f *findings) checkLadder(id string, list []rig.Record, away spans) {
 	if list[0].Facts.From == forger {
 		return // nobody knows what it asks for
 	}
@@ -40,7 +40,7 @@ func (f *findings) checkLadder(id string, list []rig.Record, down spans) {
 		f.checkWait(id, r)
 		for k, a := range attempts {
 			if a.Level > 0 && (k >= len(before) || before[k].Level != a.Level) {
-				f.checkAnswer(id, r, k, human, down)
+				f.checkAnswer(id, r, k, human, away)
 			}
 		}
 		if len(attempts) == 0 && r.Reason.Code == "no_capable_agent" && (r.Kind == "human" || r.Terminal()) {
@@ -72,7 +72,8 @@ func (f *findings) checkWait(id string, r *rig.Record) {
 }
 
 // goneExcuse is how long before an answer something that was wrong explains
-// that an agent had not been heard.
+// that an agent was not heard for its lease. That a router went, began or stood
+// still does not: it listens before it misses anybody.
 const goneExcuse = 5 * time.Second
 
 // repeats counts the attempts that were answered on level 1.
@@ -103,7 +104,7 @@ func repeatable(a *rig.PastAttempt) bool {
 // below an earlier one, not above level 1 while its agent may try again, and not
 // on level 3 while another may. At once on level 3 is what a human had before,
 // what is too late or has its budget spent, and what its policy says.
-func (f *findings) checkAnswer(id string, r *rig.Record, k int, human bool, down spans) {
+func (f *findings) checkAnswer(id string, r *rig.Record, k int, human bool, away spans) {
 	earlier, a := r.Facts.Attempts[:k], &r.Facts.Attempts[k]
 	above := 0
 	for i := range earlier {
@@ -127,8 +128,8 @@ func (f *findings) checkAnswer(id string, r *rig.Record, k int, human bool, down
 	n := repeats(earlier)
 	_, most := retryWait(n)
 	inTime := r.Facts.Deadline.IsZero() || r.Time.Add(most).Before(r.Facts.Deadline)
-	// Where something was wrong its agent may have been taken for gone.
-	gone := down.explains(r.Time.Add(-goneExcuse), goneExcuse)
+	// Its agent may have been gone.
+	gone := away.explains(r.Time.Add(-goneExcuse), goneExcuse)
 	if repeatable(a) && n < policy.MaxRetries && above < 2 && inTime && !gone {
 		f.fault("5 levels", id, "attempt %d was answered on level %d, and its agent might have tried again", a.Attempt, a.Level)
 	}

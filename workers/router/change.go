@@ -79,7 +79,9 @@ func (w *Worker) reread(ctx context.Context, id subjects.TaskID) (*view, error) 
 	w.mu.Unlock()
 	m, err := w.bus.Last(ctx, subjects.StreamTasks, subjects.Task(id))
 	if errors.Is(err, bus.ErrNotFound) {
-		w.missed(ctx, id)
+		if !w.missed(ctx, id) {
+			return nil, unavailable(fmt.Errorf("the stream's leader has no record of task %s; %d was heard", id, known))
+		}
 		return nil, errNoTask
 	}
 	if err != nil {
@@ -102,8 +104,8 @@ func (w *Worker) reread(ctx context.Context, id subjects.TaskID) (*view, error) 
 
 // missed forgets a task whose records are gone: somebody has purged them, or
 // nobody routed until they had expired. That a leader has yet to learn of them
-// proves nothing.
-func (w *Worker) missed(ctx context.Context, id subjects.TaskID) {
+// proves nothing; then it reports false.
+func (w *Worker) missed(ctx context.Context, id subjects.TaskID) bool {
 	seq := uint64(0)
 	w.mu.Lock()
 	if s := w.core.x.find(id); s != 0 {
@@ -111,16 +113,17 @@ func (w *Worker) missed(ctx context.Context, id subjects.TaskID) {
 	}
 	w.mu.Unlock()
 	if seq == 0 {
-		return
+		return true
 	}
 	if st, err := w.bus.StreamState(ctx, subjects.StreamTasks); err != nil || st.LastSeq < seq {
-		return
+		return false
 	}
 	if _, err := w.bus.Last(ctx, subjects.StreamTasks, subjects.Task(id)); !errors.Is(err, bus.ErrNotFound) {
-		return
+		return false
 	}
 	w.log.Warn("forget a task: its records are gone", slog.String("task_id", string(id)))
 	w.with(func(c *core, now time.Time) { c.vanish(id, seq, now) })
+	return true
 }
 
 // dispatchOf is the whole TASK_DISPATCH of a task.
@@ -266,16 +269,16 @@ func (w *Worker) terms(e *fleet.Event) settings {
 	return set
 }
 
-// fail records how an attempt failed and does what the ladder answers.
+// fail records how an attempt failed and does what the ladder answers. Whose own
+// word it is that it failed is there, unless it hands the task back as it goes.
 func (w *Worker) fail(ctx context.Context, cur *view, f failure) *fleet.Event {
-	w.mu.Lock()
-	agent := cur.ev.AgentID
-	if f.refused != nil {
-		agent = f.refused.agent
+	now := w.now()
+	if said := f.refused != nil || f.result != nil; !said || f.code == subjects.CodeAgentBusy {
+		w.mu.Lock()
+		f.gone = w.core.left(cur.ev.AgentID, now)
+		w.mu.Unlock()
 	}
-	f.gone = !w.core.fleet.Alive(agent)
-	w.mu.Unlock()
-	n, action := failed(cur.ev, f, w.terms(cur.ev), w.now())
+	n, action := failed(cur.ev, f, w.terms(cur.ev), now)
 	if c := escalation.Rests(action); c != nil {
 		w.coolDown(ctx, c.Agent, c.Until, f.code)
 	}

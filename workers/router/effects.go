@@ -2,6 +2,22 @@ package router
 
 import "time"
 
+// lane is effects of which maxDoing are done at once, one after another.
+type lane struct {
+	todo  []effect // waits for one of those that are being done to end
+	doing int
+}
+
+// lane is where e waits for its turn: what nobody could ever do, and what is to
+// go to others, is in no hurry, and holds up no time-out and no lost lease.
+func (w *Worker) lane(e effect) *lane {
+	switch e.(type) {
+	case hopeless, stranded:
+		return &w.lanes[1]
+	}
+	return &w.lanes[0]
+}
+
 // with runs f on the core under its lock and carries out what comes of it.
 func (w *Worker) with(f func(c *core, now time.Time)) {
 	for _, e := range w.decide(f) {
@@ -26,13 +42,15 @@ func (w *Worker) decide(f func(c *core, now time.Time)) (begin []effect) {
 				begin = append(begin, e)
 			}
 		default:
-			w.todo = append(w.todo, e)
+			l := w.lane(e)
+			l.todo = append(l.todo, e)
 		}
 	}
-	for len(w.todo) > 0 && w.doing < maxDoing {
-		begin = append(begin, w.todo[0])
-		w.todo = w.todo[1:]
-		w.doing++
+	for i := range w.lanes {
+		for l := &w.lanes[i]; len(l.todo) > 0 && l.doing < maxDoing; l.doing++ {
+			begin = append(begin, l.todo[0])
+			l.todo = l.todo[1:]
+		}
 	}
 	return begin
 }
@@ -49,15 +67,15 @@ func (w *Worker) carryOut(e effect) {
 		w.mu.Unlock()
 		return
 	}
-	for {
+	for l := w.lane(e); ; {
 		w.mu.Lock()
-		if len(w.todo) == 0 {
-			w.doing--
+		if len(l.todo) == 0 {
+			l.doing--
 			w.mu.Unlock()
 			return
 		}
-		e = w.todo[0]
-		w.todo = w.todo[1:]
+		e = l.todo[0]
+		l.todo = l.todo[1:]
 		w.mu.Unlock()
 		w.doOne(e)
 	}

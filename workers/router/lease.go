@@ -2,6 +2,7 @@ package router
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"parley/bus/plant"
@@ -94,6 +95,29 @@ const staleBeats = 3
 // lease is how long a lease lasts without renewal.
 func lease(in *Instance) time.Duration { return fleet.MissedHeartbeats * in.Heartbeat }
 
+// listened is when this router has listened for a lease of the instance.
+func (c *core) listened(in *Instance) time.Time { return c.listens.Add(lease(in)) }
+
+// left reports whether an agent is gone: the lease of each of its instances is
+// over, and this router has listened for as long. One that only missed an offer
+// is within its lease.
+func (c *core) left(agent subjects.AgentID, now time.Time) bool {
+	if !c.settled || now.Sub(c.ticked).Abs() > deafAfter {
+		return false
+	}
+	for in := range c.fleet.Of(agent) {
+		if !in.lapsed || c.listened(in).After(now) {
+			return false
+		}
+	}
+	return true
+}
+
+// allLeft reports whether all of those agents are gone, if there are any.
+func (c *core) allLeft(agents []subjects.AgentID, now time.Time) bool {
+	return len(agents) > 0 && !slices.ContainsFunc(agents, func(id subjects.AgentID) bool { return !c.left(id, now) })
+}
+
 // deny looks for work that no record names.
 func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 	key := instanceKey{in.Agent, in.ID}
@@ -161,7 +185,7 @@ func (c *core) silence(now time.Time) {
 		return
 	}
 	for _, in := range gone {
-		c.strand(in.Agent)
+		c.strand(in.Agent, now)
 		for task := range in.Held {
 			if h := c.hot[c.x.find(task)]; h != nil && in.Heartbeat > 0 {
 				c.lose(task, h, fmt.Sprintf("%s/%s was last heard %s ago", in.Agent, in.ID, now.Sub(in.LastSeen).Round(time.Second)), now)
@@ -172,7 +196,8 @@ func (c *core) silence(now time.Time) {
 
 // orphans ends the leases of holders that this router has not heard while it has
 // listened: they were gone before it came. Whose heartbeats are so slow that it
-// has not listened for a lease yet gets the rest of it.
+// has not listened for a lease yet gets the rest of it; so do those who alone may
+// do what waits.
 func (c *core) orphans(now time.Time) {
 	c.orphansAt = time.Time{}
 	for s, h := range c.hot {
@@ -182,15 +207,25 @@ func (c *core) orphans(now time.Time) {
 		who := holderOf(h.ev)
 		in := c.fleet.Get(who.agent, who.instance)
 		switch {
-		case in != nil && in.lapsed && in.Heartbeat > 0 && c.listens.Add(lease(in)).After(now):
-			if at := c.listens.Add(lease(in)); c.orphansAt.IsZero() || at.Before(c.orphansAt) {
-				c.orphansAt = at
-			}
+		case in != nil && in.lapsed && in.Heartbeat > 0 && c.listened(in).After(now):
+			c.lookAt(c.listened(in), now)
 		case in == nil || in.lapsed && in.Heartbeat > 0:
 			c.lose(c.x.id(s), h, fmt.Sprintf("%s/%s is not heard", who.agent, who.instance), now)
 		case in.Epoch > h.ev.Epoch:
 			c.restarted(in, now)
 		}
+	}
+	for _, cl := range c.classes {
+		if cl.owned {
+			c.strandClass(cl, now)
+		}
+	}
+}
+
+// lookAt has orphans look again at that time, if it is to come.
+func (c *core) lookAt(at, now time.Time) {
+	if at.After(now) && (c.orphansAt.IsZero() || at.Before(c.orphansAt)) {
+		c.orphansAt = at
 	}
 }
 

@@ -92,3 +92,38 @@ func TestNobodyIsLostWhoIsHeard(t *testing.T) {
 		t.Errorf("its holder is silent, and it is %+v, %v", v.ev, err)
 	}
 }
+
+// A record that cannot be read tells nothing of who else is alive.
+func TestARecordThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	b := srv.Bus(t)
+	w, _ := serving(t, srv, "r1")
+	dispatched(t, b, "t")
+	cur, err := w.reread(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	anotherStores(t, b, cur, working(cur.ev, holder{"a", "main", 1}, w.now()))
+	bustest.Eventually(t, "the record to be read", func() bool { return w.state(func() bool { return w.tail == 2 }) })
+	if _, err := b.Store(t.Context(), subjects.Task("t"), []byte("no record"), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	l, _ := lapsed(t, w)
+	w.with(func(c *core, _ time.Time) { c.settled = true })
+	if w.lose(t.Context(), l); !w.state(func() bool { return w.core.settled }) {
+		t.Error("nobody is missed any more, for one record")
+	}
+}
+
+// What a router has heard of is there, whatever a leader that is behind says.
+func TestATaskThatTheLeaderDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	srv.Bus(t)
+	w, _ := serving(t, srv, "r1")
+	w.with(func(c *core, now time.Time) { c.apply(testRecord(t, "t", "", now), 1000, now); c.take() })
+	if v, err := w.reread(t.Context(), "t"); subjects.CodeOf(err) != subjects.CodeUnavailable {
+		t.Errorf("read %+v, %v; want unavailable", v, err)
+	}
+}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -242,13 +241,7 @@ func (w *Worker) lose(ctx context.Context, l lost) {
 	if !w.isLost(l.task) {
 		return
 	}
-	asked := time.Now()
-	if _, err := w.reread(ctx, l.task); errors.Is(err, errNoTask) {
-		return
-	} else if took := time.Since(asked); err != nil || took > deafAfter {
-		w.log.Warn("nobody is declared lost: the records are out of reach", slog.String("task_id", string(l.task)),
-			slog.String("took", took.String()), slog.Any("error", err))
-		w.with(func(c *core, now time.Time) { c.listen(now) })
+	if !w.hears(ctx, l.task) {
 		return
 	}
 	w.end(ctx, l.task, func(v *view) *fleet.Event {
@@ -257,6 +250,21 @@ func (w *Worker) lose(ctx context.Context, l lost) {
 		}
 		return w.fail(ctx, v, failure{code: subjects.CodeAgentLost, message: l.why})
 	})
+}
+
+// hears reports whether the records are within reach. Where they are not, the
+// router listens anew.
+func (w *Worker) hears(ctx context.Context, task subjects.TaskID) bool {
+	asked := time.Now()
+	_, err := w.reread(ctx, task)
+	took := time.Since(asked)
+	if subjects.CodeOf(err) != subjects.CodeUnavailable && took <= deafAfter {
+		return true
+	}
+	w.log.Warn("nobody is declared lost: the records are out of reach", slog.String("task_id", string(task)),
+		slog.String("took", took.String()), slog.Any("error", err))
+	w.with(func(c *core, now time.Time) { c.listen(now) })
+	return false
 }
 
 // isLost reports whether the lease of the task has ended: its holder may have
@@ -319,13 +327,19 @@ func (w *Worker) giveUp(ctx context.Context, h hopeless) {
 	}
 }
 
+// hearTimeout is how long announces are waited for at a time.
+const hearTimeout = 2 * time.Second
+
 // hearAnnounces waits until every announce that was stored before since has been
-// taken in: who announced before the dispatch is never overlooked.
+// taken in: who announced before the dispatch is never overlooked. Where they are
+// late, it is asked again later.
 func (w *Worker) hearAnnounces(ctx context.Context, since time.Time) error {
 	if w.heardAt.Load() > since.UnixNano() {
 		return nil
 	}
 	now := w.now().UnixNano()
+	ctx, cancel := context.WithTimeout(ctx, hearTimeout)
+	defer cancel()
 	st, err := w.bus.StreamState(ctx, subjects.StreamAnnounce)
 	if err != nil {
 		return unavailable(err)
@@ -343,16 +357,21 @@ func (w *Worker) hearAnnounces(ctx context.Context, since time.Time) error {
 	return nil
 }
 
-// forsake gives a task to others if none of those lives that alone may do it.
+// forsake gives a task to others if all have left that alone may do it. As for
+// lose, nobody has for a router that does not reach the records.
 func (w *Worker) forsake(ctx context.Context, s stranded) {
+	if !w.hears(ctx, s.task) {
+		return
+	}
 	_, err := w.change(ctx, s.task, func(v *view) (*fleet.Event, error) {
+		now := w.now()
 		w.mu.Lock()
-		lives := slices.ContainsFunc(need(v.ev).Only, w.core.fleet.Alive)
+		left := w.core.allLeft(need(v.ev).Only, now)
 		w.mu.Unlock()
-		if v.ev.State != fleet.StateQueued || lives {
+		if v.ev.State != fleet.StateQueued || !left {
 			return nil, nil
 		}
-		n, _ := forsaken(v.ev, w.terms(v.ev), w.now())
+		n, _ := forsaken(v.ev, w.terms(v.ev), now)
 		return n, nil
 	})
 	if err != nil && !errors.Is(err, errNoTask) {

@@ -24,6 +24,9 @@ import (
 // name yet.
 var errBehind = errors.New("the record is behind what the agent says")
 
+// errUnsure has a decision made again, by what the stream's leader has.
+var errUnsure = errors.New("the record may be behind")
+
 // onResult takes in TASK_RESULT, or prose that contains one.
 func (w *Worker) onResult(ctx context.Context, m bus.Msg) {
 	r, err := fleet.ReadResult(m.Data)
@@ -123,32 +126,35 @@ func (w *Worker) respond(m bus.Msg, v any) {
 	}
 }
 
-// patiently repeats change while the record is behind the agent, for a while.
-func (w *Worker) patiently(ctx context.Context, task subjects.TaskID, decide func(*view) (*fleet.Event, error)) (*fleet.Event, error) {
+// patiently repeats change while the record is behind the agent, for a while;
+// not where too much of what that agent says waits for records already, and not
+// for a task that is not: whatever was offered has a record.
+func (w *Worker) patiently(ctx context.Context, task subjects.TaskID, agent subjects.AgentID, decide func(*view) (*fleet.Event, error)) (*fleet.Event, error) {
+	n, err := w.change(ctx, task, decide)
+	if !errors.Is(err, errBehind) {
+		return n, err
+	}
+	if !w.behind.enter(agent) {
+		return nil, unavailable(err)
+	}
+	defer w.behind.leave(agent)
 	give := w.now().Add(behindTimeout)
-	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
-		n, err := w.change(ctx, task, decide)
-		if !errors.Is(err, errBehind) && !errors.Is(err, errNoTask) {
-			return n, err
-		}
-		if w.now().After(give) {
-			if errors.Is(err, errNoTask) {
+	for wait := 5 * time.Millisecond; !w.now().After(give); wait = min(2*wait, 200*time.Millisecond) {
+		if !w.offerOver(ctx, task) {
+			select {
+			case <-ctx.Done():
+				return nil, unavailable(ctx.Err())
+			case <-time.After(wait):
+			}
+			if _, err := w.reread(ctx, task); err != nil {
 				return nil, err
 			}
-			return nil, unavailable(err)
 		}
-		if w.offerOver(ctx, task) {
-			continue
-		}
-		select {
-		case <-ctx.Done():
-			return nil, unavailable(ctx.Err())
-		case <-time.After(wait):
-		}
-		if _, err := w.reread(ctx, task); err != nil && !errors.Is(err, errNoTask) {
-			return nil, err
+		if n, err = w.change(ctx, task, decide); !errors.Is(err, errBehind) {
+			return n, err
 		}
 	}
+	return nil, unavailable(err)
 }
 
 // offerOver waits for the end of this router's own offer of the task, if one
@@ -179,7 +185,7 @@ func (w *Worker) offering(task subjects.TaskID) <-chan struct{} {
 // result decides what a result means and stores it.
 func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *fleet.Result) (*fleet.Event, error) {
 	var refusal error // what the agent is told although its result was taken in
-	n, err := w.patiently(ctx, task, func(cur *view) (*fleet.Event, error) {
+	n, err := w.patiently(ctx, task, c.agent, func(cur *view) (*fleet.Event, error) {
 		v := cur
 		refusal = nil
 		now := w.now()
@@ -208,8 +214,8 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 			}
 			return nil, lateResult(v.ev, c)
 		case countsOld:
-			if !ok && c.attempt == 0 && w.offering(task) != nil {
-				return nil, errBehind // it may speak of the attempt that is being offered
+			if err := w.repeats(cur, c, now); err != nil && !ok {
+				return nil, err
 			}
 			if !ok && !plant.Bug("replay_counts") { // that attempt has failed already
 				return spentLate(v.ev, c, r.TokensSpent, now), nil
@@ -255,6 +261,23 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 		}
 	}
 	return n, err
+}
+
+// repeats returns nil where a failure is that of a past attempt once more. One that
+// does not say its attempt may be of the next already, which this router, or
+// another one, is offering.
+func (w *Worker) repeats(v *view, c claim, now time.Time) error {
+	switch {
+	case c.attempt != 0:
+		return nil
+	case w.offering(v.ev.TaskID) != nil:
+		return errBehind
+	case !v.sure:
+		return errUnsure
+	case past(v.ev, c).Level == 1 && (v.ev.Facts.NotBefore == nil || !v.ev.Facts.NotBefore.After(now)):
+		return errBehind
+	}
+	return nil
 }
 
 // sameResult reports whether r is what made e the outcome: an agent may have done
@@ -321,7 +344,7 @@ func failureOf(r *fleet.Result) failure {
 // message that it came by. Of other progress it says only whether it is the
 // holder's.
 func (w *Worker) progress(ctx context.Context, task subjects.TaskID, c claim, p *fleet.Progress, mark string) (*fleet.Event, error) {
-	return w.patiently(ctx, task, func(v *view) (*fleet.Event, error) {
+	return w.patiently(ctx, task, c.agent, func(v *view) (*fleet.Event, error) {
 		switch stand(v.ev, c) {
 		case behind:
 			return nil, errBehind

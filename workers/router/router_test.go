@@ -134,6 +134,7 @@ type agent struct {
 
 	offers   chan fleet.Dispatch
 	controls chan fleet.Control
+	deaf     func() // ends the answering of offers
 
 	mu      sync.Mutex
 	answer  func(fleet.Dispatch) any // nil: accept
@@ -171,7 +172,7 @@ func (w *world) join(id string, change func(*fleet.Announce)) *agent {
 	if *ann.HeartbeatSeconds > 0 {
 		a.beat()
 		wg.Go(func() {
-			tick := time.NewTicker(beatEvery)
+			tick := time.NewTicker(ann.Heartbeat())
 			defer tick.Stop()
 			for {
 				select {
@@ -195,12 +196,34 @@ func (a *agent) announce(ann *fleet.Announce) {
 
 func (a *agent) listen() {
 	a.w.t.Helper()
-	subscribe := func(subject string, fn func(bus.Msg)) {
-		if _, err := a.bus.Subscribe(subject, "", fn); err != nil {
-			a.w.t.Fatal(err)
+	a.deaf = a.takeOffers()
+	a.subscribe(subjects.Control(a.id, "main"), func(m bus.Msg) {
+		c, err := fleet.DecodeControl(m.Data)
+		if err != nil {
+			a.w.t.Errorf("control: %v", err)
+			return
 		}
+		if c.Action == fleet.ActionCancel {
+			a.drop(c.TaskID)
+		}
+		_ = m.Respond(fleet.MustEncode(fleet.ControlReply{OK: true}), nil)
+		a.controls <- *c
+	})
+}
+
+func (a *agent) subscribe(subject string, fn func(bus.Msg)) *bus.Subscription {
+	a.w.t.Helper()
+	sub, err := a.bus.Subscribe(subject, "", fn)
+	if err != nil {
+		a.w.t.Fatal(err)
 	}
-	subscribe(subjects.Offer(a.id, "main"), func(m bus.Msg) {
+	return sub
+}
+
+// takeOffers has the agent answer offers; the function has nobody answer them.
+func (a *agent) takeOffers() (deaf func()) {
+	a.w.t.Helper()
+	sub := a.subscribe(subjects.Offer(a.id, "main"), func(m bus.Msg) {
 		d, err := fleet.DecodeDispatch(m.Data)
 		if err != nil {
 			a.w.t.Errorf("offer: %v in %s", err, m.Data)
@@ -224,18 +247,15 @@ func (a *agent) listen() {
 		_ = m.Respond(fleet.MustEncode(reply), nil)
 		a.offers <- *d
 	})
-	subscribe(subjects.Control(a.id, "main"), func(m bus.Msg) {
-		c, err := fleet.DecodeControl(m.Data)
-		if err != nil {
-			a.w.t.Errorf("control: %v", err)
-			return
+	return func() {
+		a.w.t.Helper()
+		if err := sub.Unsubscribe(); err != nil {
+			a.w.t.Fatal(err)
 		}
-		if c.Action == fleet.ActionCancel {
-			a.drop(c.TaskID)
+		if err := a.bus.Ping(a.w.t.Context()); err != nil {
+			a.w.t.Fatal(err)
 		}
-		_ = m.Respond(fleet.MustEncode(fleet.ControlReply{OK: true}), nil)
-		a.controls <- *c
-	})
+	}
 }
 
 func (a *agent) drop(id subjects.TaskID) {

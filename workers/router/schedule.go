@@ -29,6 +29,8 @@ func (c *core) enqueue(s slot, e *entry, now time.Time) {
 		} else {
 			c.despair(s, why)
 		}
+	case e.attempt > 0 && c.deserted(cl, now):
+		c.maroon(s)
 	}
 }
 
@@ -54,7 +56,7 @@ func (c *core) pump(cl *class, now time.Time) {
 		s := at[c.turns.next(some(at))]
 		in, ok := c.fleet.Choose(cl.Class, Want{Session: c.sessions[s], Task: c.x.id(s)}, now)
 		if !ok {
-			c.park(cl)
+			c.park(cl, now)
 			if c.generation == c.fleet.Generation() && !c.fleet.Served(cl.Class) {
 				delete(c.waiting, cl)
 				c.unserved[cl] = struct{}{}
@@ -125,10 +127,12 @@ func (c *core) offered(id subjects.TaskID, in *Instance, failed bool, now time.T
 			h.offered = nil
 		}
 		if e.state == codeOfState(fleet.StateQueued) && e.due > now.UnixNano() && e.flags&inQueue == 0 {
-			if failed {
+			switch h := c.hot[s]; {
+			case h != nil && h.ev.Facts.NotBefore != nil && h.ev.Facts.NotBefore.After(now): // its timer is armed
+			case failed:
 				e.due = min(e.due, now.Add(offerAgain).UnixNano())
 				c.timers.push(timer{e.due, s})
-			} else if h := c.hot[s]; h == nil || h.ev.Facts.NotBefore == nil || !h.ev.Facts.NotBefore.After(now) {
+			default:
 				c.enqueue(s, e, now)
 			}
 		}
@@ -138,13 +142,11 @@ func (c *core) offered(id subjects.TaskID, in *Instance, failed bool, now time.T
 
 // park looks why nobody is free for a class: if nobody ever could be, its tasks
 // do not wait in vain.
-func (c *core) park(cl *class) {
+func (c *core) park(cl *class, now time.Time) {
 	could, why := c.fleet.Capable(cl.Class)
 	cl.parked = !could
 	if could {
-		c.strandClass(cl)
-	}
-	if could {
+		c.strandClass(cl, now)
 		return
 	}
 	for l := range cl.queues {
@@ -162,31 +164,56 @@ func (c *core) despair(s slot, why []fleet.Reason) {
 	}
 }
 
-// strand looks at the tasks that only agent and others that are gone may do:
+// strand looks at the tasks that only agent and others that have left may do:
 // those that it was to try again, and those that have named alternatives.
-func (c *core) strand(agent subjects.AgentID) {
+func (c *core) strand(agent subjects.AgentID, now time.Time) {
 	for _, cl := range c.classes {
 		if cl.owned && slices.Contains(cl.need.Only, agent) {
-			c.strandClass(cl)
+			c.strandClass(cl, now)
 		}
 	}
 }
 
-// strandClass asks what becomes of the tasks of a class, if none of those lives
-// that alone may do them and all have been tried before: to be gone is to fail
-// again. A task that waits for its first attempt by its pin goes on waiting.
-func (c *core) strandClass(cl *class) {
-	if !c.settled || len(cl.need.Only) == 0 || slices.ContainsFunc(cl.need.Only, c.fleet.Alive) {
+// strandClass asks what becomes of the tasks of a class, if all have left that
+// alone may do them.
+func (c *core) strandClass(cl *class, now time.Time) {
+	if cl.queued == 0 || !c.deserted(cl, now) {
 		return
 	}
 	for l := range cl.queues {
 		for s := cl.queues[l].head; s != 0; s = c.x.at(s).next {
-			if e := c.x.at(s); e.attempt > 0 && e.flags&acting == 0 {
-				e.flags |= acting
-				c.do(stranded{c.x.id(s)})
+			c.maroon(s)
+		}
+	}
+}
+
+// maroon asks what becomes of a task that was tried before, once all have left
+// that alone may do it: to be gone is to fail again. One that waits for its first
+// attempt by its pin goes on waiting.
+func (c *core) maroon(s slot) {
+	if e := c.x.at(s); e.attempt > 0 && e.flags&acting == 0 {
+		e.flags |= acting
+		c.do(stranded{c.x.id(s)})
+	}
+}
+
+// deserted reports whether all have left that alone may do the tasks of a class.
+// Whom this router has yet to hear is looked at again when it has listened.
+func (c *core) deserted(cl *class, now time.Time) bool {
+	if !c.settled {
+		return false // all are looked at when it has
+	}
+	if c.allLeft(cl.need.Only, now) {
+		return true
+	}
+	for _, id := range cl.need.Only {
+		for in := range c.fleet.Of(id) {
+			if in.lapsed {
+				c.lookAt(c.listened(in), now)
 			}
 		}
 	}
+	return false
 }
 
 // hopelessNow re-checks, just before the record is written, that nobody could

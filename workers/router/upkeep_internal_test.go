@@ -140,6 +140,32 @@ func TestAnOfferThatFailedHereRests(t *testing.T) {
 	}
 }
 
+// An offer that was refused until later is not made before, though the router
+// could not see that the refusal was stored.
+func TestAnOfferThatFailedHereKeepsItsTime(t *testing.T) {
+	t.Parallel()
+	c := testCore()
+	c.ticked = now0
+	freeAgent(t, c)
+	q := testRecord(t, "t", `,"max_retries":1`, now0)
+	c.apply(q, 1, now0)
+	o, ok := c.take()[0].(offer)
+	if !ok {
+		t.Fatal("it is not offered")
+	}
+	later, _ := failed(q, failure{
+		code: subjects.CodeAgentError, retryable: true, retryAfter: time.Hour, refused: &holder{"a", "main", 1},
+	}, settings{}, now0)
+	c.apply(later, 2, now0)
+	c.offered("t", o.in, true, now0)
+	for at := now0; !at.After(now0.Add(3 * offerAgain)); at = at.Add(tickEvery) {
+		c.tick(at)
+		if e := c.take(); len(e) > 0 {
+			t.Fatalf("%T %s after it was to rest for an hour", e[0], at.Sub(now0))
+		}
+	}
+}
+
 // A task whose records are gone (they were purged, or nobody routed until they
 // had expired) is forgotten, and agents are not asked about it.
 func TestATaskWithoutRecordsIsForgotten(t *testing.T) {
@@ -239,8 +265,13 @@ func TestAgentsThatDoNotAnswerHoldNothingUp(t *testing.T) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.doing != 0 || len(w.todo) != 0 || len(w.saying) > 2*maxDoing {
-		t.Errorf("%d effects are being done, %d wait, %d are being said", w.doing, len(w.todo), len(w.saying))
+	for _, l := range w.lanes {
+		if l.doing != 0 || len(l.todo) != 0 {
+			t.Errorf("%d effects are being done, %d wait", l.doing, len(l.todo))
+		}
+	}
+	if len(w.saying) > 2*maxDoing {
+		t.Errorf("%d effects are being said", len(w.saying))
 	}
 }
 

@@ -96,6 +96,7 @@ const (
 	idleWorkers   = 256              // goroutines kept for the next message
 	stopGrace     = 10 * time.Second // to finish what is in hand
 	maxReports    = 128              // results in hand, and progress messages: when very many tasks end at once, dispatches go between them
+	maxBehind     = maxReports / 2   // of them that wait for a record, of any one agent
 	maxDoing      = 32               // effects at once, those apart that wait for an agent: a million tasks may end at one instant
 	maxSaying     = 1024             // recalls and tells at once
 )
@@ -130,11 +131,11 @@ type Worker struct {
 	waiting   atomic.Int64 // calls of task wait
 	pool      *pool.Pool
 	waits     atomic.Pointer[wait]
+	behind    waiters
 
 	mu      sync.Mutex // guards all below
 	core    *core
-	todo    []effect            // waits for one of those that are being done to end
-	doing   int                 // effects being done, those apart that wait for an agent
+	lanes   [2]lane             // effects, those apart that wait for an agent
 	saying  map[effect]struct{} // recalls and tells under way
 	writing map[string]uint64   // ids of the writes that are under way, and where the tail has passed over their records
 	tail    uint64              // stream sequence up to which the tail has read
@@ -247,6 +248,7 @@ func (w *Worker) start(ctx context.Context, loops *sync.WaitGroup, fail context.
 	loop("read announces", func(ctx context.Context) error {
 		return w.bus.Tail(ctx, bus.Tail{
 			Stream: subjects.StreamAnnounce, LastPerSubject: true, Handle: w.onAnnounce,
+			Refused: func(m bus.Msg, _ error) { w.announced.Store(m.Seq) }, // it says nothing
 			CaughtUp: func(last uint64) {
 				w.announced.Store(max(last, w.announced.Load()))
 				caughtUp <- struct{}{}

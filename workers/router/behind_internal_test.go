@@ -1,0 +1,64 @@
+package router
+
+import (
+	"testing"
+	"time"
+
+	"parley/bus/bustest"
+	"parley/subjects"
+	"parley/subjects/fleet"
+)
+
+// A failure that does not say its attempt, of an agent that another router has
+// given the task once more meanwhile, is not taken for a repeat of the first.
+func TestARouterThatIsBehindForgetsNoFailure(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	b := srv.Bus(t)
+	w, _ := serving(t, srv, "r1")
+	w.with(func(c *core, now time.Time) { c.settled, c.settleAt = false, now.Add(time.Hour) }) // it judges nobody
+	dispatched(t, b, "t")
+	cur, err := w.reread(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, why := holder{"a", "main", 1}, failure{code: subjects.CodeAgentError, retryable: true}
+	store := func(n *fleet.Event) {
+		t.Helper()
+		anotherStores(t, b, cur, n)
+		if cur, err = w.reread(t.Context(), "t"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store(working(cur.ev, h, w.now()))
+	again, _ := failed(cur.ev, why, settings{}, w.now())
+	again.Facts.NotBefore = new(w.now().Add(-time.Second))
+	store(again)
+	old := *cur
+	forgets := func() { // what came after old
+		w.with(func(c *core, _ time.Time) {
+			s := c.x.find("t")
+			c.hot[s] = &hot{ev: old.ev}
+			c.x.at(s).lastSeq, c.x.at(s).state = old.lastSeq, codeOfState(old.ev.State)
+		})
+	}
+	report := &fleet.Result{Status: fleet.StatusError, Error: &fleet.ResultError{Code: subjects.CodeAgentError, Retryable: true}}
+
+	forgets()
+	if n, err := w.result(t.Context(), "t", claim{agent: "a"}, report); subjects.CodeOf(err) != subjects.CodeUnavailable {
+		t.Errorf("while it may have the task again: %v, %v; want unavailable", n, err)
+	}
+	store(working(old.ev, h, w.now()))
+	forgets()
+	if n, err := w.result(t.Context(), "t", claim{agent: "a"}, report); err != nil || len(n.Facts.Attempts) != 2 {
+		t.Errorf("once it has the task again: %v, %v; want that its second attempt has failed", n, err)
+	}
+
+	// Until it may have the task again, it has only said it twice.
+	if cur, err = w.reread(t.Context(), "t"); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := w.result(t.Context(), "t", claim{agent: "a"}, report); err != nil || len(n.Facts.Attempts) != 2 || n.Seq != cur.ev.Seq {
+		t.Errorf("a repeat: %v, %v; want that nothing changes", n, err)
+	}
+}
