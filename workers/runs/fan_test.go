@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -378,34 +379,25 @@ func TestCancelOfWhatMayBeUnderWay(t *testing.T) {
 	for name, node := range map[string]string{"node": `{"id":"e","brief":"x"}`, "item": `{"id":"e","brief":"x","fan_out":{"items":[1]}}`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := bustest.New(t).Bus(t)
-			k := newDesk(t, b)
-			k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
-			var late []*fleet.Dispatch // on their way
-			k.refuse = func(d *fleet.Dispatch) error {
-				late = append(late, d)
-				return subjects.Errorf(subjects.CodeUnavailable, "no answer")
-			}
-			k.sought = func(subjects.TaskID) {
-				k.change(func() {
-					for _, d := range late {
-						k.tasks[d.Task.TaskID] = &job{dispatch: d, view: fleet.TaskView{TaskID: d.Task.TaskID, State: fleet.StateWorking}}
-					}
-				})
-			}
-			serve(t, runs.Config{Bus: b})
-			id := start(t, b, `{"agents":[`+node+`]}`)
-			bustest.Eventually(t, "it is dispatched", func() (begun bool) {
-				k.change(func() { begun = len(late) > 0 })
-				return begun
+			synctest.Test(t, func(t *testing.T) {
+				b := bustest.NewFake(t).Bus(t)
+				k := newDesk(t, b)
+				k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+				k.before = func(*fleet.Dispatch) { time.Sleep(8 * time.Second) }
+				serve(t, runs.Config{Bus: b})
+				id := start(t, b, `{"agents":[`+node+`]}`)
+				time.Sleep(time.Second)
+				if _, err := ask[run.Record](t, b, "cancel", &run.Ref{RunID: id, Reason: "enough"}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(20 * time.Second)
+				if r := get(t, b, id); r.State != run.Canceled {
+					t.Errorf("20 s later the run is %s", r.State)
+				}
+				if n := k.count(func(j *job) bool { return j.canceled }); n != 1 || len(k.tasks) != 1 {
+					t.Errorf("%d of %d tasks were canceled, want the one", n, len(k.tasks))
+				}
 			})
-			if _, err := ask[run.Record](t, b, "cancel", &run.Ref{RunID: id, Reason: "enough"}); err != nil {
-				t.Fatal(err)
-			}
-			until(t, b, id, run.Canceled)
-			if n := k.count(func(j *job) bool { return j.canceled }); n != 1 || len(k.tasks) != 1 {
-				t.Errorf("%d of %d tasks were canceled, want the one", n, len(k.tasks))
-			}
 		})
 	}
 }

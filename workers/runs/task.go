@@ -2,6 +2,8 @@ package runs
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -97,18 +99,15 @@ type doubts struct {
 func (d *doubts) note(task subjects.TaskID, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch subjects.CodeOf(err) {
-	case subjects.CodeRateLimited: // it says nothing of the one before
-		return
-	case subjects.CodeUnavailable, subjects.CodeInternal:
-	default:
+	switch {
+	case err == nil:
 		delete(d.until, task)
-		return
+	case errors.Is(err, errNoAnswer):
+		if d.until == nil {
+			d.until = map[subjects.TaskID]time.Time{}
+		}
+		d.until[task] = time.Now().Add(2 * callTry)
 	}
-	if d.until == nil {
-		d.until = map[subjects.TaskID]time.Time{}
-	}
-	d.until[task] = time.Now().Add(2 * callTry)
 }
 
 // of reports whether a task that nobody knows may be known later.
@@ -161,6 +160,9 @@ func again(code subjects.Code) bool {
 	return code == subjects.CodeUnavailable || code == subjects.CodeInternal || code == subjects.CodeRateLimited
 }
 
+// errNoAnswer says that what was asked for may have been done, or is yet to be.
+var errNoAnswer = errors.New("no answer")
+
 // maxHeaders is more than the headers of a request take.
 const maxHeaders = 4 << 10
 
@@ -179,7 +181,7 @@ func call[T any](ctx context.Context, w *Worker, from subjects.AgentID, noun, ve
 	defer cancel()
 	m, err := w.cfg.Bus.Request(ctx, subjects.API(from, noun, verb), data, nil)
 	if err != nil {
-		return zero, subjects.Errorf(subjects.CodeUnavailable, "%s %s: %w", noun, verb, err)
+		return zero, subjects.Errorf(subjects.CodeUnavailable, "%s %s: %w", noun, verb, fmt.Errorf("%w: %w", errNoAnswer, err))
 	}
 	return fleet.DecodeReply[T](m.Data)
 }
