@@ -285,3 +285,28 @@ func TestLostResults(t *testing.T) {
 		t.Errorf("began %q", briefs)
 	}
 }
+
+// However long the descriptions of runs are, they can be listed.
+func TestListOfLongDescriptions(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+	serve(t, runs.Config{Bus: b})
+	long := strings.Repeat("ü", 450<<10)
+	for i := range 5 {
+		start(t, b, fmt.Sprintf(`{"task_id":"r%d","description":%q,"agents":[{"id":"a","brief":"a"}]}`, i, long))
+	}
+	l, err := ask[run.List](t, b, "list", struct{}{})
+	if err != nil || len(l.Runs) != 5 {
+		t.Fatalf("%d runs, %v, want 5", len(l.Runs), err)
+	}
+	for _, s := range l.Runs {
+		if d := s.Description; len(d) > 300 || !strings.HasPrefix(d, "üü") || !strings.HasSuffix(d, "ü…") {
+			t.Errorf("a description has %d bytes: %.20q", len(d), d)
+		}
+	}
+	if r := get(t, b, l.Runs[0].RunID); r.Definition.Description != long {
+		t.Errorf("the record has %d bytes of the description", len(r.Definition.Description))
+	}
+}
