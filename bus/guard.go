@@ -21,7 +21,8 @@ type Guard struct {
 	// of several receivers got it, so that none of them sees all.
 	Message func(ctx context.Context, m Msg, reader uint64) error
 	// Stored judges messages of streams as they are read, repeats of what was
-	// read before among them.
+	// read before among them. After an error of the code unavailable or internal
+	// it is asked again.
 	Stored func(m Msg) error
 }
 
@@ -66,6 +67,13 @@ func (b *Bus) admitStored(m Msg) error {
 		return g.Stored(m)
 	}
 	return nil
+}
+
+// unjudged reports whether a refusal says nothing of the message: it may be
+// admitted later.
+func unjudged(err error) bool {
+	code := subjects.CodeOf(err)
+	return code == subjects.CodeUnavailable || code == subjects.CodeInternal
 }
 
 // guarded calls fn for what the guard admits, and answers what it does not.

@@ -218,3 +218,38 @@ func TestSigner(t *testing.T) {
 		t.Errorf("stored with %v, %v, want Sum %s", m.Header, err, want)
 	}
 }
+
+// What the guard cannot judge just now is not passed over: a tail gets it later,
+// once, and in order.
+func TestTailWaitsForTheGuard(t *testing.T) {
+	t.Parallel()
+	s := bustest.New(t)
+	b, client := s.Bus(t), s.Connect(t)
+	var asked atomic.Int64
+	b.SetGuard(bus.Guard{Stored: func(m bus.Msg) error {
+		switch n := asked.Add(1); {
+		case string(m.Data) == "b" && n == 2:
+			return subjects.Errorf(subjects.CodeUnavailable, "not now")
+		case string(m.Data) == "b" && n == 3:
+			return context.DeadlineExceeded
+		case string(m.Data) == "c":
+			return subjects.Errorf(subjects.CodeForbidden, "never")
+		}
+		return nil
+	}})
+	for _, text := range []string{"a", "b", "c", "d"} {
+		if _, err := client.Store(t.Context(), subjects.Announce("x", subjects.InstanceID(text)), []byte(text), "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var heard string
+	err := b.Tail(ctx, bus.Tail{
+		Stream: subjects.StreamAnnounce, Handle: func(m bus.Msg) { heard += string(m.Data) },
+		Refused: func(m bus.Msg, err error) { heard += "-" + string(m.Data) + string(subjects.CodeOf(err)) }, CaughtUp: func(uint64) { cancel() },
+	})
+	if want := "ab-cforbiddend"; err != nil || heard != want {
+		t.Errorf("heard %q, %v, want %q", heard, err, want)
+	}
+}

@@ -44,7 +44,8 @@ type Tail struct {
 	// CaughtUp. While it runs, the server waits.
 	Handle func(Msg)
 	// Refused is called instead for what the guard does not admit; nil: it is
-	// passed over.
+	// passed over. What it cannot judge just now is read again, and all else
+	// waits behind it.
 	Refused func(Msg, error)
 	// CaughtUp is called once, when everything that was stored before Tail
 	// began has been handled, at once for an empty stream. lastSeq is the
@@ -278,9 +279,13 @@ func (c *tailConsumer) receive(m *nats.Msg) {
 		Subject: m.Subject, Header: Header(m.Header), Data: m.Data, Stream: r.Stream,
 		Seq: d.stream, Time: unixNano(d.time), Delivered: d.delivered, Pending: d.pending, nc: r.b.nc,
 	}
-	if err := r.b.admitStored(msg); err == nil {
+	switch err := r.b.admitStored(msg); {
+	case err == nil:
 		r.Handle(msg)
-	} else if r.Refused != nil {
+	case unjudged(err):
+		c.fail(fmt.Errorf("message %d cannot be judged now: %w", msg.Seq, err))
+		return
+	case r.Refused != nil:
 		r.Refused(msg, err)
 	}
 	r.last = d.stream

@@ -101,7 +101,7 @@ func apiEntries() []Entry {
 		{"task", "message", "TaskMessage → TaskView", "orchestrator", "router", "Add a follow-up to a task that is under way."},
 		{"task", "resume", "TaskResume → TaskView", "operator, escalation", "router", "Answer a task that waits for a human."},
 		{"task", "explain", "TaskRef → TaskExplanation", "orchestrator", "router", "Why each agent was or was not chosen."},
-		{"escalation", "list", "EscalationList → EscalationListReply", "operator", "escalation", "What waits for a human, and the silences."},
+		{"escalation", "list", "EscalationList → EscalationListReply", "operator", "escalation", "What waits for a human, as much as a reply has room for, and the silences: next, if there is one, is the after of the request for more."},
 		{"escalation", "get", "EscalationRef → Alert", "operator", "escalation", "One alert, or that of a task."},
 		{"escalation", "status", "EscalationStatus → EscalationStatusReply", "operator", "escalation", "Whether humans can be told."},
 		{"escalation", "ack", "EscalationRef → Alert", "operator", "escalation", "Somebody sees to it: nobody else is called for now."},

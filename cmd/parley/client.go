@@ -143,6 +143,23 @@ func (c *client) agents(ctx context.Context, q fleet.AgentList) (reply[fleet.Age
 	return r, err
 }
 
+// alerts asks for escalation list, all pages of it.
+func (c *client) alerts(ctx context.Context, q fleet.EscalationList) (reply[fleet.EscalationListReply], error) {
+	var r reply[fleet.EscalationListReply]
+	pages := 0
+	all, err := fleet.AllAlerts(q, func(q fleet.EscalationList) (page fleet.EscalationListReply, err error) {
+		pages++
+		r, err = call[fleet.EscalationListReply](ctx, c, "escalation", "list", q)
+		return r.value, err
+	})
+	if err != nil || pages == 1 {
+		return r, err
+	}
+	r.value = all
+	r.raw, err = fleet.Encode(r.value)
+	return r, err
+}
+
 // dispatchTry is how long a dispatch waits for its answer before it is sent again:
 // who was about to answer may have gone. It has an id, so it is one task.
 const dispatchTry = 8 * time.Second

@@ -176,7 +176,7 @@ func (d *demo) hireTwo(ctx context.Context) error {
 
 // alerts are those that are open.
 func (d *demo) alerts(ctx context.Context) (fleet.EscalationListReply, error) {
-	r, err := call[fleet.EscalationListReply](ctx, d.client, "escalation", "list", fleet.EscalationList{})
+	r, err := d.client.alerts(ctx, fleet.EscalationList{})
 	return r.value, err
 }
 

@@ -170,7 +170,7 @@ func (a *app) synced(ctx context.Context, b *bus.Bus, pages []*varz, unread erro
 const old = time.Hour
 
 func (a *app) oldAlerts(ctx context.Context, c *client) finding {
-	l, err := call[fleet.EscalationListReply](ctx, c, "escalation", "list", fleet.EscalationList{})
+	l, err := c.alerts(ctx, fleet.EscalationList{})
 	f := judge("alerts", err, "none is open for longer than an hour", "parley escalation ls")
 	n := 0
 	for i := range l.value.Alerts {

@@ -33,7 +33,7 @@ func (a *app) escalationList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List alerts, the oldest first", Args: cobra.NoArgs,
 		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
-			r, err := call[fleet.EscalationListReply](ctx, c, "escalation", "list", q)
+			r, err := c.alerts(ctx, q)
 			if err != nil {
 				return err
 			}

@@ -149,6 +149,16 @@ func TestGoldenEscalation(t *testing.T) {
 			})
 		}
 	}
+	pages, _ := fakeFleet(t, answers{"escalation.list": func(data []byte) (any, error) {
+		q, err := fleet.DecodeRequest[fleet.EscalationList](data)
+		if q.After == "" {
+			return fleet.EscalationListReply{Alerts: []fleet.Alert{alertOpen}, Next: "1.c0ffee-1"}, err
+		}
+		return fleet.EscalationListReply{Alerts: []fleet.Alert{alertOpen}}, err
+	}})
+	if out := pages.run(t, "escalation", "ls", "-o", "jsonl").stdout; strings.Count(out, "\n") != 2 {
+		t.Errorf("of two pages: %s", out)
+	}
 	none, _ := fakeFleet(t, answers{"escalation.list": always(fleet.EscalationListReply{})})
 	none.run(t, "escalation", "ls").check(t, 0, "", "nothing waits for a human")
 	none.run(t, "escalation", "retry", "x").check(t, 38, "", "no escalation is there to answer escalation retry")

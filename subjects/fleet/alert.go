@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"encoding/json"
+	"strconv"
 	"strings"
 	"time"
 
@@ -83,13 +84,32 @@ type Silence struct {
 
 // EscalationList asks for alerts.
 type EscalationList struct {
-	All bool `json:"all,omitzero"` // resolved ones as well
+	All   bool   `json:"all,omitzero"`    // resolved ones as well
+	After string `json:"after,omitempty"` // the next of the page before
 }
 
-// EscalationListReply lists alerts, oldest first, and silences.
+// EscalationListReply lists alerts, oldest first, a page of them, and on the
+// first one the silences.
 type EscalationListReply struct {
 	Alerts   []Alert   `json:"alerts"`
 	Silences []Silence `json:"silences,omitempty"`
+	Next     string    `json:"next,omitempty"` // where the next page begins; absent: there is none
+}
+
+// AllAlerts asks for a listing page by page.
+func AllAlerts(q EscalationList, ask func(EscalationList) (EscalationListReply, error)) (EscalationListReply, error) {
+	var all EscalationListReply
+	for {
+		page, err := ask(q)
+		if err != nil {
+			return EscalationListReply{}, err
+		}
+		all.Alerts, all.Silences = append(all.Alerts, page.Alerts...), append(all.Silences, page.Silences...)
+		if page.Next == "" || page.Next == q.After {
+			return all, nil
+		}
+		q.After = page.Next
+	}
 }
 
 // EscalationRef names an alert, or a task of one.
@@ -148,6 +168,13 @@ type AlertEvent struct {
 	Count   int             `json:"count,omitzero"`
 	Message string          `json:"message,omitempty"`
 	Unknown Unknown         `json:",unknown"`
+}
+
+func (r *EscalationList) check(p *problems) {
+	nanos, id, _ := strings.Cut(r.After, ".")
+	if _, err := strconv.ParseInt(nanos, 10, 64); r.After != "" && (err != nil || !subjects.ValidToken(id)) {
+		p.invalid("/after", "expected the next of a page before, got %q", clip(r.After))
+	}
 }
 
 func (r *EscalationRef) check(p *problems) { p.token("/id", "id", r.ID, true) }

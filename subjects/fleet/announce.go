@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"parley/subjects"
@@ -93,6 +95,23 @@ func (p *problems) health(pointer string, health MCPHealth) {
 			return
 		}
 	}
+}
+
+// maxServers is beyond how many names heartbeats add no more.
+const maxServers = 256
+
+// With is h with what a heartbeat says has changed. Names that h does not have
+// come in as long as there is room; an announce may have any number of them. h
+// is not changed.
+func (h MCPHealth) With(news MCPHealth) MCPHealth {
+	merged := make(MCPHealth, len(h)+min(len(news), maxServers))
+	maps.Copy(merged, h)
+	for _, name := range slices.Sorted(maps.Keys(news)) { // the same ones, whoever hears it
+		if _, known := merged[name]; known || len(merged) < maxServers {
+			merged[name] = news[name]
+		}
+	}
+	return merged
 }
 
 func (p *problems) epoch(pointer string, epoch int64) {

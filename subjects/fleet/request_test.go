@@ -60,6 +60,7 @@ func TestDecodeRequestRefuses(t *testing.T) {
 		{"agent", request[fleet.AgentList](`{"agent_id":"*"}`), invalidID, "/agent_id"},
 		{"agents limit", request[fleet.AgentList](`{"limit":1001}`), invalidMessage, "/limit"},
 		{"agents after", request[fleet.AgentList](`{"after":"bob"}`), invalidMessage, "/after"},
+		{"alerts after", request[fleet.EscalationList](`{"after":"x.a-1"}`), invalidMessage, "/after"},
 		{"drain nobody", request[fleet.AgentDrain](``), invalidMessage, "/agent_id"},
 		{"too large", request[fleet.TaskList](strings.Repeat(" ", fleet.MaxMessage) + "{}"), subjects.CodePayloadTooLarge, ""},
 	} {

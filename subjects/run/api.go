@@ -61,7 +61,7 @@ type Summary struct {
 	RunID       subjects.RunID   `json:"run_id"`
 	From        subjects.AgentID `json:"from"`
 	State       State            `json:"state"`
-	Description string           `json:"description,omitempty"`
+	Description string           `json:"description,omitempty"` // its beginning
 	Created     time.Time        `json:"created"`
 	Nodes       int              `json:"nodes"`
 	Done        int              `json:"done"`

@@ -51,61 +51,97 @@ func quotes(text string) iter.Seq[quote] {
 	}
 }
 
-// Quoted is what a brief can quote.
-type Quoted struct {
-	Outputs map[NodeID]json.RawMessage
-	Item    json.RawMessage // of a fan-out; nil: none
-	Index   int             // of the item
+// Template is a brief in which the outputs of nodes stand already, for any number
+// of items.
+type Template struct {
+	parts []part
+	text  string // behind the parts
+	size  int    // of all text
+	read  int    // for what is quoted, so far
 }
 
-func (q *Quoted) value(name NodeID) (json.RawMessage, bool) {
-	switch {
-	case q.Item != nil && name == quoteItem:
-		return q.Item, true
-	case q.Item != nil && name == quoteIndex:
-		return strconv.AppendInt(nil, int64(q.Index), 10), true
-	}
-	v, ok := q.Outputs[name]
-	return v, ok
+// part is a text, and behind it what is quoted of an item.
+type part struct {
+	text    string
+	name    NodeID // quoteItem or quoteIndex
+	pointer string
 }
 
-// Quote replaces each ${node} in a brief by that node's output, and each
+// ParseTemplate replaces each ${node} in a brief by that node's output, and each
 // ${node/a/0} by what the pointer finds in it: a text as it is, any other JSON
-// as JSON, nothing where there is none. In a fan-out ${item} and ${index} stand
-// for the item, and for where in the list it is. Whatever else looks like a
-// quote stays. What comes to more than a message holds is refused, as is what
-// takes too long to find, before it is made.
-func Quote(brief string, from Quoted) (string, error) {
+// as JSON, nothing where there is none. In a fan-out ${item} and ${index} are
+// left to Fill. Whatever else looks like a quote stays. What comes to more than
+// a message holds is refused, as is what takes too long to find, before it is
+// made.
+func ParseTemplate(brief string, outputs map[NodeID]json.RawMessage, fanOut bool) (*Template, error) {
+	var t Template
 	var b strings.Builder
-	at, read := 0, 0
+	at := 0
 	for q := range quotes(brief) {
-		v, ok := from.value(q.name)
-		if !ok {
+		hole := fanOut && (q.name == quoteItem || q.name == quoteIndex)
+		v, ok := outputs[q.name]
+		if !ok && !hole {
 			continue
 		}
-		found, cost, _ := point(v, q.pointer)
-		if read += cost; read > maxRead {
-			return "", subjects.Errorf(subjects.CodePayloadTooLarge, "more than %d bytes would be read for what the brief quotes", maxRead).
-				WithRemedy("quote fewer parts of large outputs")
+		text := ""
+		if !hole {
+			found, cost, _ := point(v, q.pointer)
+			if t.read += cost; t.read > maxRead {
+				return nil, tooMuch()
+			}
+			text = Text(found)
 		}
-		text := Text(found)
-		if b.Len()+q.start-at+len(text) > fleet.MaxMessage {
-			return "", tooLong()
+		if t.size += q.start - at + len(text); t.size > fleet.MaxMessage {
+			return nil, tooLong()
 		}
 		b.WriteString(brief[at:q.start])
 		b.WriteString(text)
-		at = q.end
+		if at = q.end; hole {
+			t.parts = append(t.parts, part{b.String(), q.name, q.pointer})
+			b.Reset()
+		}
 	}
-	if b.Len()+len(brief)-at > fleet.MaxMessage {
-		return "", tooLong()
+	if t.size += len(brief) - at; t.size > fleet.MaxMessage {
+		return nil, tooLong()
 	}
 	b.WriteString(brief[at:])
+	t.text = b.String()
+	return &t, nil
+}
+
+// Fill gives the brief, in a fan-out that of an item and of where in the list it
+// is. It may be called concurrently.
+func (t *Template) Fill(item json.RawMessage, index int) (string, error) {
+	var b strings.Builder
+	size, read := t.size, t.read
+	for _, p := range t.parts {
+		v := item
+		if p.name == quoteIndex {
+			v = strconv.AppendInt(nil, int64(index), 10)
+		}
+		found, cost, _ := point(v, p.pointer)
+		if read += cost; read > maxRead {
+			return "", tooMuch()
+		}
+		text := Text(found)
+		if size += len(text); size > fleet.MaxMessage {
+			return "", tooLong()
+		}
+		b.WriteString(p.text)
+		b.WriteString(text)
+	}
+	b.WriteString(t.text)
 	return b.String(), nil
 }
 
 // maxRead bounds what is read for the quotes of a brief, in bytes: each pointer
 // reads the whole of what it points into.
 const maxRead = 256 << 20
+
+func tooMuch() error {
+	return subjects.Errorf(subjects.CodePayloadTooLarge, "more than %d bytes would be read for what the brief quotes", maxRead).
+		WithRemedy("quote fewer parts of large outputs")
+}
 
 func tooLong() error {
 	return subjects.Errorf(subjects.CodePayloadTooLarge, "with what it quotes the brief has more than %d bytes", fleet.MaxMessage).

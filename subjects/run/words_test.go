@@ -168,9 +168,24 @@ func TestYAMLThatGrows(t *testing.T) {
 	}
 }
 
+// quoted is what a brief can quote.
+type quoted struct {
+	Outputs map[run.NodeID]json.RawMessage
+	Item    json.RawMessage // of a fan-out; nil: none
+	Index   int             // of the item
+}
+
+func quote(brief string, q quoted) (string, error) {
+	t, err := run.ParseTemplate(brief, q.Outputs, q.Item != nil)
+	if err != nil {
+		return "", err
+	}
+	return t.Fill(q.Item, q.Index)
+}
+
 func TestQuote(t *testing.T) {
 	t.Parallel()
-	q := run.Quoted{Outputs: map[run.NodeID]json.RawMessage{
+	q := quoted{Outputs: map[run.NodeID]json.RawMessage{
 		"a": json.RawMessage(`"text with ${b}"`), "b": json.RawMessage(`{"x/y":[1,{"z~":"deep"}]}`), "none": nil,
 	}}
 	for in, want := range map[string]string{
@@ -184,12 +199,12 @@ func TestQuote(t *testing.T) {
 		"${item} ${index}":         "${item} ${index}",
 		"${b/x~1y}${b/x~1y}":       `[1,{"z~":"deep"}][1,{"z~":"deep"}]`,
 	} {
-		if got, err := run.Quote(in, q); got != want || err != nil {
+		if got, err := quote(in, q); got != want || err != nil {
 			t.Errorf("Quote(%q) = %q, %v, want %q", in, got, err, want)
 		}
 	}
 	q.Item, q.Index = json.RawMessage(`{"name":"n"}`), 3
-	if got, err := run.Quote("${index} ${item/name} ${item}", q); got != `3 n {"name":"n"}` || err != nil {
+	if got, err := quote("${index} ${item/name} ${item}", q); got != `3 n {"name":"n"}` || err != nil {
 		t.Errorf("of an item: %q, %v", got, err)
 	}
 }
@@ -201,24 +216,24 @@ func TestQuoteIsBounded(t *testing.T) {
 	part := json.RawMessage(`["` + strings.Repeat("x", 1<<20) + `",1]`)
 	for name, tt := range map[string]struct {
 		brief string
-		q     run.Quoted
+		q     quoted
 		fits  bool
 	}{
-		"nothing quoted":     {strings.Repeat("x", fleet.MaxMessage), run.Quoted{}, true},
-		"too long by itself": {strings.Repeat("x", fleet.MaxMessage+1), run.Quoted{}, false},
-		"as long as it may":  {strings.Repeat("${item}", 10) + strings.Repeat("x", 24<<10), run.Quoted{Item: item}, true},
-		"too long a text":    {strings.Repeat("${item}", 100), run.Quoted{Item: item}, false},
-		"too long behind":    {strings.Repeat("${item}", 10) + strings.Repeat("x", 24<<10+1), run.Quoted{Item: item}, false},
-		"some parts":         {strings.Repeat("${item/1}", 10), run.Quoted{Item: part}, true},
-		"parts of too much":  {strings.Repeat("${item/1}", 300), run.Quoted{Item: part}, false},
+		"nothing quoted":     {strings.Repeat("x", fleet.MaxMessage), quoted{}, true},
+		"too long by itself": {strings.Repeat("x", fleet.MaxMessage+1), quoted{}, false},
+		"as long as it may":  {strings.Repeat("${item}", 10) + strings.Repeat("x", 24<<10), quoted{Item: item}, true},
+		"too long a text":    {strings.Repeat("${item}", 100), quoted{Item: item}, false},
+		"too long behind":    {strings.Repeat("${item}", 10) + strings.Repeat("x", 24<<10+1), quoted{Item: item}, false},
+		"some parts":         {strings.Repeat("${item/1}", 10), quoted{Item: part}, true},
+		"parts of too much":  {strings.Repeat("${item/1}", 300), quoted{Item: part}, false},
 	} {
-		got, err := run.Quote(tt.brief, tt.q)
+		got, err := quote(tt.brief, tt.q)
 		if tt.fits && err != nil || !tt.fits && (subjects.CodeOf(err) != subjects.CodePayloadTooLarge || got != "") {
 			t.Errorf("%s: %d bytes, %v; want it to fit: %v", name, len(got), err, tt.fits)
 		}
 	}
 	began := time.Now()
-	if got, err := run.Quote(strings.Repeat("${", 500_000)+"}", run.Quoted{}); len(got) != 1_000_001 || err != nil || time.Since(began) > 10*time.Second {
+	if got, err := quote(strings.Repeat("${", 500_000)+"}", quoted{}); len(got) != 1_000_001 || err != nil || time.Since(began) > 10*time.Second {
 		t.Errorf("of what looks like quotes: %d bytes, %v, after %s", len(got), err, time.Since(began))
 	}
 }
@@ -314,11 +329,11 @@ func FuzzQuote(f *testing.F) {
 			return
 		}
 		raw := json.RawMessage(output)
-		if got, err := run.Quote(brief, run.Quoted{}); got != brief || err != nil {
+		if got, err := quote(brief, quoted{}); got != brief || err != nil {
 			t.Fatalf("Quote(%q) = %q, %v without anything to quote", brief, got, err)
 		}
-		_, _ = run.Quote(brief, run.Quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}, Item: raw})
-		if got, err := run.Quote("<${a}>", run.Quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}}); !strings.HasPrefix(got, "<") || !strings.HasSuffix(got, ">") {
+		_, _ = quote(brief, quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}, Item: raw})
+		if got, err := quote("<${a}>", quoted{Outputs: map[run.NodeID]json.RawMessage{"a": raw}}); !strings.HasPrefix(got, "<") || !strings.HasSuffix(got, ">") {
 			t.Fatalf("quoted as %q, %v", got, err)
 		}
 	})

@@ -241,7 +241,13 @@ func callAPI[T any](s *storm, noun, verb string, req any) T {
 
 func (s *storm) alerts() []fleet.Alert {
 	s.t.Helper()
-	return callAPI[fleet.EscalationListReply](s, "escalation", "list", fleet.EscalationList{}).Alerts
+	all, err := fleet.AllAlerts(fleet.EscalationList{}, func(q fleet.EscalationList) (fleet.EscalationListReply, error) {
+		return callAPI[fleet.EscalationListReply](s, "escalation", "list", q), nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return all.Alerts
 }
 
 // each visits what a stream keeps on subject.

@@ -66,7 +66,7 @@ func (i *Identities) stored(m bus.Msg) error {
 		err = i.message(ctx, author, m, ofStream)
 	}
 	if err == nil && m.Stream == subjects.StreamAnnounce {
-		err = i.announce(author, m)
+		err = i.announce(ctx, author, m)
 	}
 	return i.tell(ctx, author, m.Subject, err)
 }
@@ -87,8 +87,14 @@ const ofStream = ^bus.Shared
 const storeTry = 5 * time.Second
 
 // announce judges what an agent says that it can do.
-func (i *Identities) announce(author subjects.AgentID, m bus.Msg) error {
+func (i *Identities) announce(ctx context.Context, author subjects.AgentID, m bus.Msg) error {
 	k, _, ok := i.of(author)
+	if !ok && i.terms.Strict && i.looks.Allow() {
+		var err error
+		if k, ok, err = i.now(ctx, author); err != nil {
+			return err
+		}
+	}
 	if !ok && i.terms.Strict {
 		return subjects.Errorf(subjects.CodeForbidden, "the agent %s has no identity, and only who has one may announce", author).
 			At("/worker/agent_id").WithRemedy("have an operator add it: parley identity add " + string(author))
@@ -138,18 +144,12 @@ func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus
 		at = m.Time
 	}
 	byWorker := p.KeyID() == identity.WorkersKey
-	terms := identity.Terms{Keys: []identity.Key{i.seal.workers}, At: at}
-	if !byWorker {
-		k, seen, _ := i.of(author)
-		if p.Form() == identity.V0 && !seen {
-			var err error
-			if seen, err = i.hasSeenV1(ctx, author); err != nil {
-				return err
-			}
+	verify := func(t identity.Terms) error { return identity.Verify(t, &p, m.Subject, m.Data) }
+	if byWorker {
+		if err := verify(identity.Terms{Keys: []identity.Key{i.seal.workers}, At: at}); err != nil {
+			return err
 		}
-		terms = k.judged(at, seen)
-	}
-	if err := identity.Verify(terms, &p, m.Subject, m.Data); err != nil {
+	} else if err := i.verifyAgent(ctx, &p, m.Stream != "", at, verify); err != nil {
 		return err
 	}
 	if err := i.first(ctx, &p, m, at, reader); err != nil {
@@ -159,6 +159,26 @@ func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus
 		return i.sawV1(ctx, author)
 	}
 	return nil
+}
+
+// verifyAgent judges a proof by what is known of its agent. Nobody repeats what
+// a stream has, so there the store has the last word.
+func (i *Identities) verifyAgent(ctx context.Context, p *identity.Proof, ofStream bool, at time.Time, verify func(identity.Terms) error) error {
+	k, seen, _ := i.of(p.AgentID)
+	if p.Form() == identity.V0 && !seen {
+		var err error
+		if seen, err = i.hasSeenV1(ctx, p.AgentID); err != nil {
+			return err
+		}
+	}
+	err := verify(k.judged(at, seen))
+	if err == nil || !ofStream || !i.looks.Allow() {
+		return err
+	}
+	if k, _, err = i.now(ctx, p.AgentID); err != nil {
+		return err
+	}
+	return verify(k.judged(at, seen))
 }
 
 // first refuses a message that came before. What a stream gives again is the

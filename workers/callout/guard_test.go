@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"log/slog"
 	"maps"
 	"strconv"
 	"sync/atomic"
@@ -319,6 +320,42 @@ func TestAnnounces(t *testing.T) {
 			}
 			if c.refused != "" {
 				w.audited(t, c.agent, handshake.EventAuthRefused, c.refused)
+			}
+		})
+	}
+}
+
+// A process that has not heard yet of an identity looks into the store before it
+// passes over what a stream has from it.
+func TestAnnounceOfAnIdentityJustAdded(t *testing.T) {
+	t.Parallel()
+	for name, terms := range map[string]callout.Terms{"signed": {Signed: true}, "strict": {Strict: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, 1)
+			reader := f.server.Connect(t)
+			if _, err := callout.Open(t.Context(), reader, terms, slog.New(slog.DiscardHandler)); err != nil { // it hears of nothing more
+				t.Fatal(err)
+			}
+			k := f.add(t, identity.Add{AgentID: "new"})
+			subject := subjects.Announce("new", "main")
+			a := fleet.MustEncode(&fleet.Announce{
+				Header: fleet.Header{Type: fleet.TypeAnnounce, ProtocolVersion: fleet.Version}, Worker: fleet.Worker{AgentID: "new", Epoch: 1},
+			})
+			p := identity.Proof{AgentID: "new", Timestamp: identity.Timestamp(time.Now()), Nonce: rand.Text()}
+			p.Sign(k, subject, a)
+			if _, err := f.client.Store(t.Context(), subject, a, "", headers(&p)); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			heard := 0
+			err := reader.Tail(ctx, bus.Tail{
+				Stream: subjects.StreamAnnounce, Handle: func(bus.Msg) { heard++ },
+				Refused: func(_ bus.Msg, err error) { t.Errorf("refused: %v", err) }, CaughtUp: func(uint64) { cancel() },
+			})
+			if err != nil || heard != 1 {
+				t.Errorf("heard %d, %v, want the announce", heard, err)
 			}
 		})
 	}

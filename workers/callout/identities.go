@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -32,6 +34,7 @@ type Identities struct {
 	log    *slog.Logger
 	notes  *workers.Notes
 	terms  Terms
+	looks  *rate.Limiter // into the store, for what streams have
 
 	mu    sync.RWMutex // guards all below
 	known map[subjects.AgentID]known
@@ -59,6 +62,7 @@ func Open(ctx context.Context, b *bus.Bus, t Terms, log *slog.Logger) (*Identiti
 	log = log.With(slog.String("component", "identities"))
 	i := &Identities{
 		bus: b, log: log, notes: workers.NewNotes(b, log), terms: t,
+		looks: rate.NewLimiter(looksPerSecond, looksAtOnce),
 		known: map[subjects.AgentID]known{}, seen: map[subjects.AgentID]bool{},
 	}
 	var err error

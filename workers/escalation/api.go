@@ -3,9 +3,11 @@ package escalation
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"parley/bus"
@@ -60,27 +62,78 @@ func (w *Worker) apiList(ctx context.Context, _ subjects.AgentID, data []byte) (
 	if err != nil {
 		return nil, err
 	}
-	reply := fleet.EscalationListReply{Alerts: []fleet.Alert{}}
+	var found []fleet.Alert
+	var silences []fleet.Silence
 	now := w.now()
 	w.with(func(v *view) {
 		for _, g := range v.groups {
 			if g.open() || req.All && g.alert.Number > 0 {
-				reply.Alerts = append(reply.Alerts, g.show(3))
+				if a := g.show(3); follows(&a, req.After) {
+					found = append(found, a)
+				}
 			}
 		}
 		for _, id := range slices.Sorted(maps.Keys(v.silences)) {
-			if v.silences[id].Until.After(now) {
-				reply.Silences = append(reply.Silences, v.silences[id])
+			if req.After == "" && v.silences[id].Until.After(now) {
+				silences = append(silences, v.silences[id])
 			}
 		}
 	})
-	for i := range reply.Alerts {
-		w.brief(ctx, &reply.Alerts[i])
-	}
-	slices.SortFunc(reply.Alerts, func(a, b fleet.Alert) int {
+	slices.SortFunc(found, func(a, b fleet.Alert) int {
 		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.AlertID, b.AlertID))
 	})
-	return reply, nil
+	return w.page(ctx, found, silences)
+}
+
+// What a reply of escalation list has room for: alerts, and of those one that is
+// larger than that by itself.
+const (
+	maxPage  = 900 << 10
+	maxAlert = fleet.MaxMessage
+)
+
+// page is the reply with the first of the alerts that were found: as many as
+// fit.
+func (w *Worker) page(ctx context.Context, found []fleet.Alert, silences []fleet.Silence) (any, error) {
+	reply := struct {
+		Alerts   []json.RawMessage `json:"alerts"`
+		Silences []fleet.Silence   `json:"silences,omitempty"`
+		Next     string            `json:"next,omitempty"`
+	}{Alerts: []json.RawMessage{}, Silences: silences}
+	size := 0
+	for i := range found {
+		a := &found[i]
+		w.brief(ctx, a)
+		data, err := fleet.Encode(a)
+		if err == nil && len(data) > maxAlert && a.Answer != nil { // escalation get has it whole
+			a.Answer = &fleet.AlertAnswer{HumanAnswer: a.Answer.HumanAnswer}
+			data, err = fleet.Encode(a)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if size += len(data); i > 0 && size > maxPage {
+			reply.Next = place(&found[i-1])
+			break
+		}
+		reply.Alerts = append(reply.Alerts, data)
+	}
+	return &reply, nil
+}
+
+// place is where in a listing an alert is, for whoever asks for what follows.
+func place(a *fleet.Alert) string {
+	return strconv.FormatInt(a.Since.UnixNano(), 10) + "." + a.AlertID
+}
+
+// follows reports whether an alert comes behind a place; "" is before all.
+func follows(a *fleet.Alert, after string) bool {
+	nanos, id, ok := strings.Cut(after, ".")
+	if !ok {
+		return true
+	}
+	since, err := strconv.ParseInt(nanos, 10, 64)
+	return err == nil && cmp.Or(cmp.Compare(a.Since.UnixNano(), since), strings.Compare(a.AlertID, id)) > 0
 }
 
 func (w *Worker) apiGet(ctx context.Context, _ subjects.AgentID, data []byte) (any, error) {

@@ -245,7 +245,9 @@ func callAs[T any](w *world, from subjects.AgentID, verb string, req any) (T, er
 
 func (w *world) list() []fleet.Alert {
 	w.t.Helper()
-	l, err := call[fleet.EscalationListReply](w, "list", fleet.EscalationList{All: true})
+	l, err := fleet.AllAlerts(fleet.EscalationList{All: true}, func(q fleet.EscalationList) (fleet.EscalationListReply, error) {
+		return call[fleet.EscalationListReply](w, "list", q)
+	})
 	if err != nil {
 		w.t.Fatal(err)
 	}

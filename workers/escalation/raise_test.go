@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -168,4 +169,41 @@ func TestWaitsAfterItsAlertIsGone(t *testing.T) {
 		l := w.list()
 		return len(l) == 1 && l[0].State == fleet.AlertTriggered && l[0].Calls > 0
 	})
+}
+
+// However many alerts there are, and however much was answered, operators can list
+// them.
+func TestListingOfMuch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, bustest.New(t))
+	kv, err := w.bus.KV(t.Context(), subjects.BucketAlerts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 40
+	result := fleet.MustEncode(strings.Repeat("x", 200<<10))
+	began := time.Now()
+	for i := range n {
+		a := fleet.Alert{
+			AlertID: fmt.Sprintf("g%02d-1", i), Number: 1, State: fleet.AlertResolved, Since: began.Add(time.Duration(i/10) * time.Second),
+			Answer: &fleet.AlertAnswer{HumanAnswer: fleet.HumanAnswer{Verb: "complete", By: "alice", Time: began}, Result: result},
+		}
+		if _, err := kv.Create(t.Context(), fmt.Sprintf("alert.g%02d", i), fleet.MustEncode(a), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.worker(escalation.Config{})
+	if _, err := call[fleet.Silence](w, "silence", fleet.Silence{Match: map[string]string{"mcp": "git"}, Reason: "repair", Until: began.Add(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	got := w.list()
+	for i, a := range got {
+		if want := fmt.Sprintf("g%02d-1", i); a.AlertID != want || a.Answer == nil || len(a.Answer.Result) != len(result) {
+			t.Errorf("at %d is %s, want %s with its answer", i, a.AlertID, want)
+		}
+	}
+	first, err := call[fleet.EscalationListReply](w, "list", fleet.EscalationList{All: true})
+	if err != nil || len(got) != n || len(first.Alerts) == n || first.Next == "" || len(first.Silences) != 1 {
+		t.Errorf("%d alerts, %d of them and %d silences on the first page, then %q, %v", len(got), len(first.Alerts), len(first.Silences), first.Next, err)
+	}
 }

@@ -166,6 +166,93 @@ func TestRates(t *testing.T) {
 	}
 }
 
+// What is refused leaves the memory of workers, too, to whom the inbox does not
+// belong, and is refused though all else of its inbox was forgotten.
+func TestRefusalsAreKeptUntilTheyAreWritten(t *testing.T) {
+	t.Parallel()
+	c, e := known(t)
+	c.told(e, mesh.Processed, "one", 1)
+	large := func(id mesh.MessageID, seq uint64) *entry {
+		return c.message(stored{"ann", "bob", seq, 1 << 30, now0, &mesh.Message{MessageID: id, Reply: mesh.No}, nil})
+	}
+	refused := large("r", 2)
+	if _, _, n := c.forget(now0.Add(time.Second)); n != 1 {
+		t.Fatalf("%d messages are forgotten, want m", n)
+	}
+	if steps := c.next(now0); len(steps) != 1 || steps[0].entry != refused || steps[0].state != mesh.Refused {
+		t.Fatalf("steps = %+v, want the refusal", steps)
+	}
+	refused.busy = false
+	other := large("r2", 3)
+	c.told(refused, mesh.Refused, "", 2) // by whom the inbox belongs to
+	c.told(other, mesh.Refused, "", 3)
+	if n := len(c.box("bob").aside); n != 0 {
+		t.Errorf("%d refusals are kept that are written", n)
+	}
+	if _, _, n := c.forget(now0.Add(time.Second)); n != 2 || len(c.boxes) != 0 {
+		t.Errorf("%d messages are forgotten, %d inboxes left, want 2 and none", n, len(c.boxes))
+	}
+}
+
+// What is forgotten of a thread, and what leaves an inbox, leaves the rest in its
+// order.
+func TestForgettingKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	c := newCore("w", Limits{PairPerMinute: 1 << 30, AgentPerMinute: 1 << 30, MaxHops: 1 << 30}.withDefaults(), now0)
+	var all []*entry
+	for i := range 8 {
+		id := mesh.MessageID(strconv.Itoa(i))
+		m := &mesh.Message{MessageID: id, ThreadID: "t", Reply: mesh.No}
+		all = append(all, c.message(stored{"ann", "bob", uint64(i + 1), 10, now0, m, nil}))
+	}
+	ids := func(list []*entry) (s string) {
+		for _, e := range list {
+			s += string(e.id)
+		}
+		return s
+	}
+	for rev, i := range []int{3, 0, 1, 7} {
+		c.told(all[i], mesh.Processed, "one", uint64(rev+1))
+	}
+	if got := ids(c.box("bob").pairs["ann"]); got != "2456" {
+		t.Errorf("in the inbox are %s, want 2456", got)
+	}
+	if _, _, n := c.forget(now0.Add(time.Second)); n != 2 || ids(c.threads["t"]) != "234567" {
+		t.Errorf("%d forgotten, %s in the thread, want 2, and 234567", n, ids(c.threads["t"]))
+	}
+	c.drop(all[4])
+	if got := ids(c.threads["t"]); got != "23567" {
+		t.Errorf("%s are in the thread, want 23567", got)
+	}
+}
+
+// BenchmarkForget is what it costs to take in 50 000 messages, to hear of their
+// ends and to forget them, in one thread or in one each.
+func BenchmarkForget(b *testing.B) {
+	const n = 50_000
+	for name, thread := range map[string]func(i int) mesh.ThreadID{
+		"one":  func(int) mesh.ThreadID { return "t" },
+		"each": func(i int) mesh.ThreadID { return mesh.ThreadID("t" + strconv.Itoa(i)) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				c := newCore("w", Limits{PairPerMinute: 1 << 30, AgentPerMinute: 1 << 30}.withDefaults(), now0)
+				all := make([]*entry, n)
+				for i := range all {
+					m := &mesh.Message{MessageID: mesh.MessageID("m" + strconv.Itoa(i)), ThreadID: thread(i), Reply: mesh.No, Ref: "gone"}
+					all[i] = c.message(stored{"ann", "bob", uint64(i + 1), 10, now0, m, nil})
+				}
+				for i, e := range all {
+					c.told(e, mesh.Processed, "one", uint64(i+1))
+				}
+				if _, _, dropped := c.forget(now0.Add(time.Second)); dropped != n {
+					b.Fatalf("%d forgotten", dropped)
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkIndex is what the index costs for each message that is kept: 10 000
 // agents, ten messages to each, of which one waits.
 func BenchmarkIndex(b *testing.B) {

@@ -160,6 +160,15 @@ func (x *index) arrived(s stored) *entry {
 	return e
 }
 
+// lookBack is how many of the latest messages of a thread are looked through for
+// what led to another one.
+const lookBack = 1000
+
+func (x *index) lately(id mesh.ThreadID) []*entry {
+	t := x.threads[id]
+	return t[max(0, len(t)-lookBack):]
+}
+
 // find is the message that e answers, nil when it is not known.
 func (x *index) find(e *entry) *entry {
 	if e.ref == "" {
@@ -170,7 +179,7 @@ func (x *index) find(e *entry) *entry {
 			return asked
 		}
 	}
-	for _, other := range x.threads[e.thread] {
+	for _, other := range x.lately(e.thread) {
 		if other.id == e.ref {
 			return other
 		}
@@ -184,7 +193,7 @@ func (x *index) cause(e, asked *entry) *entry {
 	if asked != nil {
 		return asked
 	}
-	for _, other := range slices.Backward(x.threads[e.thread]) {
+	for _, other := range slices.Backward(x.lately(e.thread)) {
 		if other.to == e.from {
 			return other
 		}
@@ -304,14 +313,12 @@ func (x *index) apply(e *entry, ack *mesh.Ack, rev uint64) {
 // dequeue takes a message that has left the mesh out of its inbox.
 func (x *index) dequeue(e *entry) {
 	b := x.box(e.to)
-	p := b.pairs[e.from]
-	for i, other := range p {
-		if other == e {
-			p = append(p[:i:i], p[i+1:]...)
-			break
-		}
-	}
 	x.due[e.to] = true
+	if e.refusal != nil {
+		b.aside = without(b.aside, e)
+		return
+	}
+	p := without(b.pairs[e.from], e)
 	if len(p) > 0 {
 		b.pairs[e.from] = p
 		return
@@ -323,6 +330,19 @@ func (x *index) dequeue(e *entry) {
 			break
 		}
 	}
+}
+
+// without takes e out of a list, in place: mostly it is the first.
+func without(list []*entry, e *entry) []*entry {
+	i := slices.Index(list, e)
+	switch i {
+	case -1:
+		return list
+	case 0:
+		list[0] = nil
+		return list[1:]
+	}
+	return slices.Delete(list, i, i+1)
 }
 
 // forget drops the messages at the beginning of the log that ended before
@@ -356,17 +376,11 @@ func (x *index) forget(then time.Time) (first, rev uint64, dropped int) {
 
 func (x *index) drop(e *entry) {
 	delete(x.entries, e.key)
-	t := x.threads[e.thread]
-	for i, other := range t {
-		if other == e {
-			t = append(t[:i:i], t[i+1:]...)
-			break
-		}
-	}
+	t := without(x.threads[e.thread], e)
 	if x.threads[e.thread] = t; len(t) == 0 {
 		delete(x.threads, e.thread)
 	}
-	if b := x.boxes[e.to]; b != nil && len(b.pairs) == 0 {
+	if b := x.boxes[e.to]; b != nil && len(b.pairs) == 0 && len(b.aside) == 0 {
 		delete(x.boxes, e.to)
 	}
 	if m := x.meters[e.from]; m != nil {

@@ -2,7 +2,6 @@ package registry
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
@@ -97,12 +96,7 @@ func (v *view) heard(k key, h *fleet.Heartbeat, now time.Time) []fleet.AgentEven
 	}
 	in.seen, in.active, in.holding, in.draining = now, h.ActiveTasks, h.Holding, h.Draining
 	if len(h.MCPHealth) > 0 {
-		health := maps.Clone(in.announce.MCPHealth)
-		if health == nil {
-			health = make(fleet.MCPHealth, len(h.MCPHealth))
-		}
-		maps.Copy(health, h.MCPHealth)
-		in.announce.MCPHealth = health
+		in.announce.MCPHealth = in.announce.MCPHealth.With(h.MCPHealth)
 	}
 	return v.settle(k, in, now)
 }

@@ -222,16 +222,35 @@ func TestViewPassesOverWhoIsLongGone(t *testing.T) {
 func TestViewOfWhoSaysTooMuch(t *testing.T) {
 	t.Parallel()
 	v := newView(began)
-	v.announced(one, announce(7), at(1), at(1))
-	for beat := range 8 {
-		health := fleet.MCPHealth{}
-		for i := range 1000 {
-			health[fmt.Sprintf("%d-%d-%0200d", beat, i, 0)] = fleet.HealthOK
+	health := func(value string) fleet.MCPHealth {
+		h := fleet.MCPHealth{}
+		for i := range 4000 {
+			h[fmt.Sprintf("%0200d", i)] = value
 		}
-		v.heard(one, &fleet.Heartbeat{Epoch: 7, MCPHealth: health}, at(2))
+		return h
 	}
+	v.announced(one, announce(7, func(a *fleet.Announce) { a.MCPHealth = health("") }), at(1), at(1))
+	v.heard(one, &fleet.Heartbeat{Epoch: 7, MCPHealth: health(strings.Repeat("x", 200))}, at(2))
 	data, err := page(v.list("", key{}, at(3)), 0)
 	if err != nil || len(data) > maxPage || !strings.Contains(string(data), `"agent_id":"claude"`) {
 		t.Errorf("a page of %d bytes, %v; want claude, without all that health", len(data), err)
+	}
+}
+
+// Heartbeats that name others each time add no more names than there is room for;
+// what is known changes all the same.
+func TestViewOfEverNewServers(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	v.announced(one, announce(7, func(a *fleet.Announce) { a.MCPHealth = fleet.MCPHealth{"git": fleet.HealthOK} }), at(1), at(1))
+	for beat := range 20 {
+		health := fleet.MCPHealth{"git": fleet.HealthError}
+		for i := range 200 {
+			health[fmt.Sprint(beat, "-", i)] = fleet.HealthOK
+		}
+		v.heard(one, &fleet.Heartbeat{Epoch: 7, MCPHealth: health}, at(2))
+	}
+	if h := v.instances[one].announce.MCPHealth; len(h) > 256 || h["git"] != fleet.HealthError || h["0-7"] != fleet.HealthOK {
+		t.Errorf("%d names, git is %s; want 256 at most, the first ones among them", len(h), h["git"])
 	}
 }

@@ -226,7 +226,7 @@ func page(views []fleet.AgentView, limit int) ([]byte, error) {
 	for i := range views {
 		v := &views[i]
 		data, err := fleet.Encode(v)
-		if err == nil && len(data) > maxView { // by its heartbeats, which nothing bounds together
+		if err == nil && len(data) > maxView { // by its heartbeats
 			v.Announce.MCPHealth, v.Holding = nil, nil
 			data, err = fleet.Encode(v)
 		}

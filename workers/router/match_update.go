@@ -276,17 +276,17 @@ func (f *Fleet) setHealth(in *Instance, news fleet.MCPHealth, now time.Time) boo
 	if len(news) == 0 {
 		return false
 	}
-	if in.health == nil {
-		in.health = make(fleet.MCPHealth, len(news))
-	}
-	maps.Copy(in.health, news)
-	in.healthAt = now
+	in.health, in.healthAt = in.health.With(news), now
 	if in.Announce == nil {
 		return false
 	}
 	for server, health := range news {
 		if was, ok := in.Announce.MCPHealth[server]; !ok || was != health {
-			f.replace(in, withHealth(in.Announce, news))
+			a := withHealth(in.Announce, news)
+			if maps.Equal(a.MCPHealth, in.Announce.MCPHealth) {
+				return false // there is no room for more
+			}
+			f.replace(in, a)
 			return true
 		}
 	}
@@ -295,9 +295,7 @@ func (f *Fleet) setHealth(in *Instance, news fleet.MCPHealth, now time.Time) boo
 
 func withHealth(a *fleet.Announce, news fleet.MCPHealth) *fleet.Announce {
 	merged := *a
-	merged.MCPHealth = make(fleet.MCPHealth, len(a.MCPHealth)+len(news))
-	maps.Copy(merged.MCPHealth, a.MCPHealth)
-	maps.Copy(merged.MCPHealth, news)
+	merged.MCPHealth = a.MCPHealth.With(news)
 	return &merged
 }
 

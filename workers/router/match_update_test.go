@@ -257,3 +257,30 @@ func TestBusyEndsWithNews(t *testing.T) {
 		t.Error("a heartbeat with news did not end it")
 	}
 }
+
+// Heartbeats that name others each time add no more names than there is room for,
+// before the announce and after it; what is known changes all the same.
+func TestHealthIsBounded(t *testing.T) {
+	t.Parallel()
+	f := NewFleet()
+	beats := func(first, git string) {
+		for beat := range 20 {
+			health := fleet.MCPHealth{"git": git}
+			for i := range 200 {
+				health[fmt.Sprint(first, beat, "-", i)] = fleet.HealthOK
+			}
+			f.Beat("a", "main", &fleet.Heartbeat{MCPHealth: health}, now0)
+		}
+	}
+	beats("a", fleet.HealthOK)
+	f.Announce(announceOf("a"), now0.Add(-time.Minute), now0)
+	generation := f.generation
+	beats("b", fleet.HealthError)
+	in := f.Get("a", "main")
+	if n, own := len(in.Announce.MCPHealth), len(in.health); n > 300 || own > 300 || in.Announce.MCPHealth["git"] != fleet.HealthError {
+		t.Errorf("%d names, %d of them heard, git is %s; want some 256 at most", n, own, in.Announce.MCPHealth["git"])
+	}
+	if got := f.generation - generation; got != 1 {
+		t.Errorf("the fleet has changed %d times, want once", got)
+	}
+}

@@ -207,7 +207,7 @@ func (w *Worker) list(_ context.Context, from subjects.AgentID, _ []byte) (any, 
 // summary is a run in a list.
 func summary(r *run.Record) run.Summary {
 	s := run.Summary{
-		RunID: r.RunID, From: r.From, State: r.State, Description: r.Definition.Description,
+		RunID: r.RunID, From: r.From, State: r.State, Description: run.Short(&fleet.Reason{Message: r.Definition.Description}).Message,
 		Created: r.Created, Nodes: len(r.Nodes), Tokens: r.Tokens,
 	}
 	for _, n := range r.Nodes {

@@ -3,6 +3,7 @@ package runs_test
 import (
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -110,6 +111,37 @@ func TestLongResultsAreNoted(t *testing.T) {
 	}
 	if got := told.Results[1]; got.Node != "b" || got.Status != run.Done || string(got.Output) != `"(307202 bytes: see the output of the run)"` {
 		t.Errorf("the second result is %.100s of %s, want a note", got.Output, got.Node)
+	}
+}
+
+// What the briefs of all items quote alike is looked up once.
+//
+//nolint:paralleltest // it measures what the process allocates
+func TestItemsQuoteTheSameOnce(t *testing.T) {
+	const n = 100
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	words := slices.Repeat([]int{1000}, 150_000)
+	k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+		r := said("did " + d.Brief)
+		if d.Brief == "words" {
+			r.Output = fleet.MustEncode(words)
+		}
+		return r, true
+	}
+	serve(t, runs.Config{Bus: b})
+	items := strings.TrimSuffix(strings.Repeat("1,", n), ",")
+	var from, to runtime.MemStats
+	runtime.ReadMemStats(&from)
+	id := start(t, b, `{"agents":[{"id":"w","brief":"words","dependencies":[]},
+		{"id":"e","brief":"${w/7} ${index}","dependencies":["w"],"fan_out":{"items":[`+items+`]}}]}`)
+	until(t, b, id, run.Done)
+	runtime.ReadMemStats(&to)
+	if brief := k.tasks[runs.ItemID(id, "e", 1, 7)].dispatch.Brief; !strings.HasPrefix(brief, "1000 7\n") {
+		t.Errorf("an item is told %.50q", brief)
+	}
+	if mb := (to.TotalAlloc - from.TotalAlloc) >> 20; mb > 300 {
+		t.Errorf("%d items took %d MB", n, mb)
 	}
 }
 
@@ -251,5 +283,30 @@ func TestLostResults(t *testing.T) {
 	}
 	if briefs := k.briefs(); len(briefs) > 0 {
 		t.Errorf("began %q", briefs)
+	}
+}
+
+// However long the descriptions of runs are, they can be listed.
+func TestListOfLongDescriptions(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+	serve(t, runs.Config{Bus: b})
+	long := strings.Repeat("ü", 450<<10)
+	for i := range 5 {
+		start(t, b, fmt.Sprintf(`{"task_id":"r%d","description":%q,"agents":[{"id":"a","brief":"a"}]}`, i, long))
+	}
+	l, err := ask[run.List](t, b, "list", struct{}{})
+	if err != nil || len(l.Runs) != 5 {
+		t.Fatalf("%d runs, %v, want 5", len(l.Runs), err)
+	}
+	for _, s := range l.Runs {
+		if d := s.Description; len(d) > 300 || !strings.HasPrefix(d, "üü") || !strings.HasSuffix(d, "ü…") {
+			t.Errorf("a description has %d bytes: %.20q", len(d), d)
+		}
+	}
+	if r := get(t, b, l.Runs[0].RunID); r.Definition.Description != long {
+		t.Errorf("the record has %d bytes of the description", len(r.Definition.Description))
 	}
 }

@@ -15,8 +15,8 @@ const maxContext = 512 << 10
 
 // before is what a task is told of what came before.
 type before struct {
-	quoted run.Quoted
-	block  contextBlock
+	brief *run.Template // nil: the node has none
+	block contextBlock
 }
 
 // contextBlock is S2's context, as it stands in a brief.
@@ -34,7 +34,7 @@ func (d *driver) dispatchOf(ctx context.Context, rec *run.Record, node *run.Node
 		return nil, err
 	}
 	out.Task.TaskID, out.Task.SessionID = task, rec.SessionID
-	return t.brief(out, node.Brief)
+	return t.fill(out, nil, 0)
 }
 
 // prepare is what the tasks of a node have in common.
@@ -48,7 +48,8 @@ func (d *driver) prepare(ctx context.Context, rec *run.Record, node *run.Node) (
 	if out.Brief == "" {
 		out.Brief = "Do your part of the run " + string(rec.RunID) + "."
 	}
-	t := before{quoted: run.Quoted{Outputs: map[run.NodeID]json.RawMessage{}}}
+	var t before
+	outputs := map[run.NodeID]json.RawMessage{}
 	t.block.PreviousResults, t.block.SharedData = []run.Previous{}, rec.Definition.SharedData
 	size := 0
 	for _, dep := range node.Dependencies {
@@ -57,7 +58,7 @@ func (d *driver) prepare(ctx context.Context, rec *run.Record, node *run.Node) (
 		if err != nil {
 			return nil, t, err
 		}
-		t.quoted.Outputs[dep] = output
+		outputs[dep] = output
 		p := run.Previous{AgentID: n.AgentID, Node: dep, Status: n.State, Reason: n.Reason, Output: output}
 		switch {
 		case node.FanOut != nil && node.FanOut.From == dep: // each item gets its own
@@ -69,24 +70,28 @@ func (d *driver) prepare(ctx context.Context, rec *run.Record, node *run.Node) (
 		}
 		t.block.PreviousResults = append(t.block.PreviousResults, p)
 	}
-	return out, t, nil
+	if node.Brief == "" {
+		return out, t, nil
+	}
+	var err error
+	t.brief, err = run.ParseTemplate(node.Brief, outputs, node.FanOut != nil)
+	return out, t, err
 }
 
 // item is the task of an item of a fan-out.
-func (t before) item(base *fleet.Dispatch, node *run.Node, task subjects.TaskID, index int, item json.RawMessage) (*fleet.Dispatch, error) {
+func (t before) item(base *fleet.Dispatch, task subjects.TaskID, index int, item json.RawMessage) (*fleet.Dispatch, error) {
 	d := *base
 	d.Task.TaskID = task
-	t.quoted.Item, t.quoted.Index = item, index
 	t.block.Item, t.block.Index = item, &index
-	return t.brief(&d, node.Brief)
+	return t.fill(&d, item, index)
 }
 
-// brief makes the brief of d from its template.
-func (t before) brief(d *fleet.Dispatch, template string) (*fleet.Dispatch, error) {
+// fill makes the brief of d.
+func (t before) fill(d *fleet.Dispatch, item json.RawMessage, index int) (*fleet.Dispatch, error) {
 	bare := d.Brief
-	if template != "" {
+	if t.brief != nil {
 		var err error
-		if bare, err = run.Quote(template, t.quoted); err != nil {
+		if bare, err = t.brief.Fill(item, index); err != nil {
 			return nil, err
 		}
 	}

@@ -45,6 +45,8 @@ type desk struct {
 	refuse   func(d *fleet.Dispatch) error
 	lose     func(d *fleet.Dispatch) bool // the answer to what was taken
 	asked    map[subjects.TaskID]bool     // how far they are
+	before   func(d *fleet.Dispatch)      // is called before it is taken
+	sought   func(id subjects.TaskID)     // is called before a cancel of what is not there is answered
 }
 
 type job struct {
@@ -82,6 +84,12 @@ func (k *desk) dispatch(_ context.Context, m bus.Msg) ([]byte, error) {
 	d, err := fleet.DecodeDispatch(m.Data)
 	if err != nil {
 		return nil, err
+	}
+	k.mu.Lock()
+	before := k.before
+	k.mu.Unlock()
+	if before != nil {
+		before(d)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -165,8 +173,12 @@ func (k *desk) cancel(_ context.Context, m bus.Msg) ([]byte, error) {
 	if j != nil {
 		j.canceled = true
 	}
+	sought := k.sought
 	k.mu.Unlock()
 	if j == nil {
+		if sought != nil {
+			sought(q.TaskID)
+		}
 		return nil, subjects.Errorf(subjects.CodeNotFound, "no such task")
 	}
 	k.end(q.TaskID, broke("canceled"))

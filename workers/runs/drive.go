@@ -53,6 +53,7 @@ type driver struct {
 	fans    map[subjects.TaskID]*fan   // by the id of the node's generation
 	begun   map[subjects.TaskID]bool   // fan-outs that this driver has begun: their items are nobody else's
 	running sync.WaitGroup             // the fans
+	doubts  doubts
 	session session
 	counted time.Time // when the items of fan-outs were last written down
 

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -329,6 +332,73 @@ func TestFanOutIsCanceled(t *testing.T) {
 	}
 	if o := output(t, b, id); len(o.Results[0].Each) < 20 {
 		t.Errorf("the document has %d items", len(o.Results[0].Each))
+	}
+}
+
+// A cancel that comes while items are dispatched reaches those, too, whose
+// dispatch the fleet has not stored yet.
+func TestFanOutIsCanceledAsItBegins(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	k := newDesk(t, b)
+	k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+	began := make(chan struct{}, 100)
+	sought := make(chan struct{})
+	var once sync.Once
+	var dispatches sync.WaitGroup
+	dispatches.Add(20)
+	k.before = func(*fleet.Dispatch) {
+		began <- struct{}{}
+		select {
+		case <-sought:
+		case <-time.After(50 * time.Millisecond):
+		}
+		dispatches.Done()
+	}
+	k.sought = func(subjects.TaskID) { once.Do(func() { close(sought) }) }
+	serve(t, runs.Config{Bus: b})
+	id := start(t, b, `{"agents":[{"id":"e","brief":"${item}","fan_out":{"items":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20]}}]}`)
+	for range 20 {
+		<-began
+	}
+	if _, err := ask[run.Record](t, b, "cancel", &run.Ref{RunID: id, Reason: "enough"}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, b, id, run.Canceled)
+	dispatches.Wait()
+	bustest.Eventually(t, "all dispatches are stored", func() bool { return len(k.briefs()) == 20 })
+	if n := k.count(func(j *job) bool { return !j.canceled }); n != 0 {
+		t.Errorf("%d of 20 tasks go on after the run was canceled", n)
+	}
+}
+
+// A dispatch of which no answer came may be stored yet: its cancel is repeated
+// until it is found.
+func TestCancelOfWhatMayBeUnderWay(t *testing.T) {
+	t.Parallel()
+	for name, node := range map[string]string{"node": `{"id":"e","brief":"x"}`, "item": `{"id":"e","brief":"x","fan_out":{"items":[1]}}`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := bustest.NewFake(t).Bus(t)
+				k := newDesk(t, b)
+				k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
+				k.before = func(*fleet.Dispatch) { time.Sleep(8 * time.Second) }
+				serve(t, runs.Config{Bus: b})
+				id := start(t, b, `{"agents":[`+node+`]}`)
+				time.Sleep(time.Second)
+				if _, err := ask[run.Record](t, b, "cancel", &run.Ref{RunID: id, Reason: "enough"}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(20 * time.Second)
+				if r := get(t, b, id); r.State != run.Canceled {
+					t.Errorf("20 s later the run is %s", r.State)
+				}
+				if n := k.count(func(j *job) bool { return j.canceled }); n != 1 || len(k.tasks) != 1 {
+					t.Errorf("%d of %d tasks were canceled, want the one", n, len(k.tasks))
+				}
+			})
+		})
 	}
 }
 

@@ -29,6 +29,7 @@ type pool struct {
 	stop    context.CancelFunc
 	done    chan called
 	inCalls int
+	making  sync.Mutex // one brief at a time: they are large
 
 	ended   map[int]run.Item // for good, or in this generation
 	next    int              // the first that was not begun
@@ -221,11 +222,14 @@ func (p *pool) beginItem(ctx context.Context, i int) {
 	p.open[task] = &open{index: i, kind: toAsk, wait: pollEvery, asking: true}
 	p.listen(task, p.box)
 	p.call(task, i, toBegin, func() (*end, error) {
-		d, err := p.told.item(p.base, p.node, task, i, p.list[i])
+		p.making.Lock()
+		d, err := p.told.item(p.base, task, i, p.list[i])
+		p.making.Unlock()
 		if err != nil {
 			return refused(err), nil
 		}
-		return p.dispatch(ctx, p.rec.From, d)
+		// What is on its way arrives: whoever ends this pool is to know of it.
+		return p.dispatch(context.WithoutCancel(ctx), p.rec.From, d)
 	})
 }
 

@@ -2,6 +2,10 @@ package runs
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -69,18 +73,48 @@ func refused(why error) *end {
 }
 
 // dispatch hands a task to the fleet; not nil: it has ended already, or was
-// refused for good.
-func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, task *fleet.Dispatch) (*end, error) {
-	got, err := call[fleet.Dispatched](ctx, w, from, "task", "dispatch", task)
+// refused for good. It may be called concurrently.
+func (d *driver) dispatch(ctx context.Context, from subjects.AgentID, task *fleet.Dispatch) (*end, error) {
+	got, err := call[fleet.Dispatched](ctx, d.Worker, from, "task", "dispatch", task)
+	d.doubts.note(task.Task.TaskID, err)
 	switch code := subjects.CodeOf(err); {
 	case err == nil && !got.Duplicate:
 		return nil, nil //nolint:nilnil // it goes on
 	case err == nil, code == subjects.CodeIdempotencyConflict: // it was there
-		return w.get(ctx, from, task.Task.TaskID)
+		return d.get(ctx, from, task.Task.TaskID)
 	case again(code):
 		return nil, err
 	}
 	return refused(err), nil
+}
+
+// doubts are the dispatches that got no answer: until when each may be stored
+// yet. The zero value is ready.
+type doubts struct {
+	mu    sync.Mutex
+	until map[subjects.TaskID]time.Time
+}
+
+// note notes what the last dispatch of a task came to.
+func (d *doubts) note(task subjects.TaskID, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(d.until, task)
+	case errors.Is(err, errNoAnswer):
+		if d.until == nil {
+			d.until = map[subjects.TaskID]time.Time{}
+		}
+		d.until[task] = time.Now().Add(2 * callTry)
+	}
+}
+
+// of reports whether a task that nobody knows may be known later.
+func (d *doubts) of(task subjects.TaskID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return time.Now().Before(d.until[task])
 }
 
 // get asks how far a task is that was dispatched; nil: it has not ended.
@@ -100,18 +134,34 @@ func (w *Worker) get(ctx context.Context, from subjects.AgentID, task subjects.T
 	return ending(&v), nil
 }
 
-func (w *Worker) cancelTask(ctx context.Context, from subjects.AgentID, task subjects.TaskID, why *fleet.Reason) error {
-	_, err := call[fleet.TaskView](ctx, w, from, "task", "cancel", fleet.TaskCancel{TaskID: task, Reason: why.Message})
-	if code := subjects.CodeOf(err); err != nil && again(code) {
-		return err
+// cancelTask has a task canceled. It repeats that for as long as the task may be
+// on its way to the fleet.
+func (d *driver) cancelTask(ctx context.Context, from subjects.AgentID, task subjects.TaskID, why *fleet.Reason) error {
+	for {
+		_, err := call[fleet.TaskView](ctx, d.Worker, from, "task", "cancel", fleet.TaskCancel{TaskID: task, Reason: why.Message})
+		switch code := subjects.CodeOf(err); {
+		case err != nil && again(code):
+			return err
+		case code != subjects.CodeNotFound || !d.doubts.of(task):
+			return nil // it has ended, or was never dispatched
+		}
+		timer := time.NewTimer(againAfter)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-timer.C:
+		}
 	}
-	return nil // it has ended, or was never dispatched
 }
 
 // again reports whether a refusal may be another one later.
 func again(code subjects.Code) bool {
 	return code == subjects.CodeUnavailable || code == subjects.CodeInternal || code == subjects.CodeRateLimited
 }
+
+// errNoAnswer says that what was asked for may have been done, or is yet to be.
+var errNoAnswer = errors.New("no answer")
 
 // maxHeaders is more than the headers of a request take.
 const maxHeaders = 4 << 10
@@ -131,7 +181,7 @@ func call[T any](ctx context.Context, w *Worker, from subjects.AgentID, noun, ve
 	defer cancel()
 	m, err := w.cfg.Bus.Request(ctx, subjects.API(from, noun, verb), data, nil)
 	if err != nil {
-		return zero, subjects.Errorf(subjects.CodeUnavailable, "%s %s: %w", noun, verb, err)
+		return zero, subjects.Errorf(subjects.CodeUnavailable, "%s %s: %w", noun, verb, fmt.Errorf("%w: %w", errNoAnswer, err))
 	}
 	return fleet.DecodeReply[T](m.Data)
 }
