@@ -296,3 +296,28 @@ webhook late 1-9 (not in time)
 		t.Errorf("the tree (-want +got):\n%s", diff)
 	}
 }
+
+// TestTracesAreTakenByThoseWhoSendThem: a worker that sends no traces takes none
+// away from one that does.
+func TestTracesAreTakenByThoseWhoSendThem(t *testing.T) {
+	t.Parallel()
+	const tasks = 20
+	b, r := bustest.New(t).Bus(t), receive(t)
+	silent, sends := start(t, telemetry.Config{Bus: b}), start(t, telemetry.Config{Bus: b, OTLP: r.config()})
+	for i := range tasks {
+		story(t, b, subjects.TaskID(fmt.Sprint("t", i)), "")
+	}
+	roots := func() int {
+		found := map[string]bool{}
+		for _, s := range r.got(t) {
+			if s.GetName() == "task" {
+				found[string(s.GetTraceId())] = true
+			}
+		}
+		return len(found)
+	}
+	bustest.Eventually(t, "the trace of each task", func() bool { return roots() == tasks })
+	// They count each record once, as ever.
+	const done = `parley_tasks_total{outcome="done",priority="high"}`
+	bustest.Eventually(t, "the count of each task", func() bool { return value(page(t, silent), done)+value(page(t, sends), done) == tasks })
+}
