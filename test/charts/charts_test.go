@@ -121,7 +121,7 @@ agents:
     secret: claude
     env: [{name: ANTHROPIC_API_KEY, valueFrom: {secretKeyRef: {name: anthropic, key: key}}}]
     resources: {limits: {memory: 1Gi}}
-    autoscaling: {maxReplicas: 20, tasksPerReplica: "4", metric: {name: parley_queue_depth, selector: {matchLabels: {class: any}}}}
+    autoscaling: {maxReplicas: 20, tasksPerReplica: "2", metric: {name: parley_open_tasks, selector: {matchLabels: {class: any}}}}
   - id: echo
     args: [--driver, echo]
     replicas: 3
@@ -193,7 +193,7 @@ func TestChart(t *testing.T) {
 				if d := deployments[h.Spec.ScaleTargetRef.Name]; d == nil || d.Spec.Replicas != nil {
 					t.Errorf("%s scales %q, which is not there or says itself how many", n, h.Spec.ScaleTargetRef.Name)
 				}
-				if m := h.Spec.Metrics[0].External; m == nil || m.Metric.Name != "parley_queue_depth" || m.Target.AverageValue.String() != "4" {
+				if m := h.Spec.Metrics[0].External; m == nil || m.Metric.Name != "parley_open_tasks" || m.Target.AverageValue.String() != "2" {
 					t.Errorf("%s scales by %+v", n, h.Spec.Metrics)
 				}
 			}

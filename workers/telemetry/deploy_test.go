@@ -221,15 +221,23 @@ func TestTheScalingRules(t *testing.T) {
 	b.WriteString("evaluation_interval: 1m\ntests:\n")
 	for i, class := range classes {
 		expr := strings.Replace(lines[i][1], "<<.LabelMatchers>>", `class="`+class+`"`, 1)
-		const answers, silent = `parley_source_up{source="router",instance="a"} 1`, `parley_source_up{source="router",instance="a"} 0`
+		up := func(value string) []string {
+			return []string{`parley_source_up{source="router",instance="a"} ` + value, `parley_source_up{source="registry",instance="a"} ` + value}
+		}
+		answers := append(up("1"), `parley_leases{instance="a"} 0`)
+		waits := []string{`parley_queue_depth{class="` + class + `",instance="a"} 4`, `parley_queue_depth{class="` + class + `",instance="b"} 4`}
+		inHand := append(up("1"), `parley_leases{instance="a"} 3`, `parley_leases{instance="b"} 3`,
+			`parley_agents{state="busy",tier="opus",instance="a"} 3`, `parley_agents{state="busy",tier="opus",instance="b"} 3`, `parley_agents{state="idle",tier="opus",instance="a"} 9`)
 		for _, c := range []struct {
 			series []string
 			want   string
 		}{
-			{[]string{answers, `parley_queue_depth{class="` + class + `",instance="a"} 4`, `parley_queue_depth{class="` + class + `",instance="b"} 4`}, "4"},
-			{[]string{answers, `parley_queue_depth{class="other",instance="a"} 4`}, "0"},
-			{[]string{answers}, "0"},
-			{[]string{silent}, ""},
+			{slices.Concat(answers, waits), "4"},
+			{slices.Concat(inHand, waits), "7"},
+			{inHand, "3"},
+			{slices.Concat(answers, []string{`parley_queue_depth{class="other",instance="a"} 4`}), "0"},
+			{answers, "0"},
+			{up("0"), ""},
 			{nil, ""},
 		} {
 			b.WriteString("  - interval: 1m\n    input_series:\n")
