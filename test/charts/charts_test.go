@@ -162,6 +162,7 @@ func TestChart(t *testing.T) {
 			services := of(all, func(s *corev1.Service) string { return s.Name })
 			for n, s := range services {
 				selects(t, n, labels.SelectorFromSet(s.Spec.Selector), deployments[n])
+				checkLeaves(t, deployments[n])
 			}
 			for _, n := range served {
 				if services[n] == nil {
@@ -205,6 +206,21 @@ func selects(t *testing.T, name string, s labels.Selector, d *appsv1.Deployment)
 	t.Helper()
 	if d == nil || s.Empty() || !s.Matches(labels.Set(d.Spec.Template.Labels)) {
 		t.Errorf("%s selects no pod", name)
+	}
+}
+
+// checkLeaves checks that what a service leads to still takes connections while
+// that is told that it goes, and has no less time to end for it.
+func checkLeaves(t *testing.T, d *appsv1.Deployment) {
+	t.Helper()
+	pod := d.Spec.Template.Spec
+	l := pod.Containers[0].Lifecycle
+	if l == nil || l.PreStop == nil || l.PreStop.Sleep == nil || l.PreStop.Sleep.Seconds < 5 {
+		t.Errorf("%s refuses connections that are sent to it while it goes: %+v", d.Name, l)
+		return
+	}
+	if got, want := *pod.TerminationGracePeriodSeconds, 45+l.PreStop.Sleep.Seconds; got != want {
+		t.Errorf("%s is killed after %d s, want %d", d.Name, got, want)
 	}
 }
 
