@@ -243,6 +243,25 @@ func TestConsumeTakesNoMore(t *testing.T) {
 	}
 }
 
+// TestFiguresSayWhoDropsWhatIsOld: streams that are never full are told from those
+// that take nothing new then.
+func TestFiguresSayWhoDropsWhatIsOld(t *testing.T) {
+	t.Parallel()
+	list, err := bustest.New(t).Bus(t).StreamFigures(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, s := range list {
+		got[s.Name] = s.DropsOld
+	}
+	for name, want := range map[string]bool{"FLEET_LOG": true, "FLEET_DLQ": true, "FLEET_ANNOUNCE": true, "FLEET_AUDIT": true, "FLEET_ESCALATIONS": true, "FLEET_TASKS": false, "FLEET_RUNS": false, "KV_FLEET_AGENTS": false} {
+		if drops, ok := got[name]; !ok || drops != want {
+			t.Errorf("%s drops what is old: %t (there: %t), want %t", name, drops, ok, want)
+		}
+	}
+}
+
 // undone counts the messages that the inbox's consumer has not done with.
 func undone(t *testing.T, b *bus.Bus) (n int) {
 	t.Helper()

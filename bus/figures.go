@@ -16,6 +16,7 @@ type StreamFigures struct {
 	Msgs      uint64
 	Bytes     uint64
 	MaxBytes  int64 // 0 or less: no limit
+	DropsOld  bool  // when it is full; otherwise it takes nothing new
 	Replicas  int
 	Cluster   string    // of servers, its name; "" on a single server
 	Leader    string    // server name, "" on a single server
@@ -60,8 +61,8 @@ func (b *Bus) StreamFigures(ctx context.Context) ([]StreamFigures, error) {
 				continue
 			}
 			f := StreamFigures{
-				Name: s.Config.Name, Msgs: s.State.Msgs, Bytes: s.State.Bytes, MaxBytes: s.Config.MaxBytes, Replicas: s.Config.Replicas,
-				Asked: s.TimeStamp,
+				Name: s.Config.Name, Msgs: s.State.Msgs, Bytes: s.State.Bytes, MaxBytes: s.Config.MaxBytes, DropsOld: s.Config.Discard == jetstream.DiscardOld,
+				Replicas: s.Config.Replicas, Asked: s.TimeStamp,
 			}
 			if s.State.Msgs > 0 {
 				f.First = s.State.FirstTime

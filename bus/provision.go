@@ -299,9 +299,10 @@ func merge(have, want jetstream.StreamConfig) (jetstream.StreamConfig, []differe
 	var diffs []difference
 	note := func(d difference) { diffs = append(diffs, d) }
 
-	const recreate = "back the stream up (nats stream backup), delete it, start again, restore its messages"
+	const recreate = "stop all workers, back the stream up (nats stream backup), delete it, restore it (nats stream restore --config, with this changed), and start them again"
 	if have.Storage != want.Storage {
-		note(difference{"storage", have.Storage.String(), want.Storage.String(), true, false, recreate})
+		note(difference{"storage", have.Storage.String(), want.Storage.String(), true, false,
+			"no stream in memory can be backed up: have the work end that is in it, stop all workers, delete it, and start them again"})
 	}
 	if was := have.Name == subjects.StreamInbox && have.Retention == jetstream.WorkQueuePolicy; have.Retention != want.Retention && !was { // it was made so once, and works
 		note(difference{"retention", have.Retention.String(), want.Retention.String(), true, false, recreate})

@@ -152,9 +152,9 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 	err = b.Provision(ctx, bus.Provisioning{})
 	for _, want := range []string{
-		"stream FLEET_TASKS: storage is Memory, File is wanted, which needs a migration: back the stream up",
+		"stream FLEET_TASKS: storage is Memory, File is wanted, which needs a migration: no stream in memory can be backed up: have the work end",
 		"stream FLEET_TASKS: subjects is fleet.task.* old.task.*, fleet.task.* is wanted, which needs a migration: move the messages of old.task.*",
-		"stream FLEET_RUNS: retention is Interest, Limits is wanted, which needs a migration",
+		"stream FLEET_RUNS: retention is Interest, Limits is wanted, which needs a migration: stop all workers, back the stream up (nats stream backup), delete it, restore it (nats stream restore --config, with this changed), and start them again",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Provision = %v, want %q", err, want)

@@ -50,7 +50,7 @@ type running struct {
 // Run starts all workers, first to last, and blocks until ctx ends or the first
 // of them returns. Then it stops them one by one, last to first, so that a
 // worker may rely on those before it to the end; together they have the grace
-// time. It returns every worker's error, joined, and nil if all stopped as
+// time, and what is left of them is told at once when it is over. It returns every worker's error, joined, and nil if all stopped as
 // they should.
 func Run(ctx context.Context, grace time.Duration, all ...Worker) error {
 	ended := make(chan struct{}, len(all))
@@ -88,21 +88,44 @@ func outcome(ctx context.Context, err error) error {
 	return err
 }
 
-// stop ends the workers last to first within the grace time.
-func stop(started []*running, grace time.Duration) error {
-	var errs []error
-	over := time.NewTimer(grace)
-	defer over.Stop()
-	late := false
-	for _, r := range slices.Backward(started) {
+// lateFor is how long those that are left have together once the grace time is
+// over.
+const lateFor = time.Second
 
-		r.stop(ErrStopping)
-		if !late {
-			select {
-			case <-r.done:
-			case <-over.C:
-				late = true
-			}
+// stopping is ErrStopping with the end of the grace time.
+type stopping struct{ until time.Time }
+
+func (stopping) Error() string { return ErrStopping.Error() }
+
+func (stopping) Unwrap() error { return ErrStopping }
+
+// Until is when the grace time is over, for a worker whose context Run has
+// ended; zero for any other context.
+func Until(ctx context.Context) time.Time {
+	s, _ := errors.AsType[stopping](context.Cause(ctx))
+	return s.until
+}
+
+// stop ends the workers last to first within the grace time. Once it is over,
+// all that are left are told at once: most of them need no more than that.
+func stop(started []*running, grace time.Duration) error {
+	until := time.Now().Add(grace)
+	over, cancelOver := context.WithDeadline(context.Background(), until)
+	defer cancelOver()
+	for _, r := range slices.Backward(started) {
+		r.stop(stopping{until})
+		select {
+		case <-r.done:
+		case <-over.Done():
+		}
+	}
+	late, cancelLate := context.WithDeadline(context.Background(), until.Add(lateFor))
+	defer cancelLate()
+	var errs []error
+	for _, r := range slices.Backward(started) {
+		select {
+		case <-r.done:
+		case <-late.Done():
 		}
 		select {
 		case <-r.done:

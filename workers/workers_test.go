@@ -111,7 +111,7 @@ func TestRunJoinsErrorsAndBoundsTheStop(t *testing.T) {
 			}},
 			drains(j, "last", 4*time.Second),
 		)
-		if got, want := time.Since(begin), 11*time.Second; got != want {
+		if got, want := time.Since(begin), 12*time.Second; got != want { // a second after the grace time
 			t.Errorf("Run took %v, want %v", got, want)
 		}
 		if !errors.Is(err, workers.ErrStillRunning) || !strings.Contains(err.Error(), "stuck: ") {
@@ -121,6 +121,49 @@ func TestRunJoinsErrorsAndBoundsTheStop(t *testing.T) {
 			t.Errorf("Run = %v, want nothing about last, which ended in time", err)
 		}
 		close(release)
+	})
+}
+
+// One that needs all the grace time takes from those before it the order in
+// which they stop, not their end.
+func TestRunStopsWhoIsLeftTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		j := new(journal)
+		begin := time.Now()
+		const most = 900 * time.Millisecond
+		err := workers.Run(ctx, 10*time.Second, drains(j, "a", most), drains(j, "b", most), drains(j, "slow", 10*time.Second+most))
+		if err != nil {
+			t.Errorf("Run = %v, want nil", err)
+		}
+		if got, want := time.Since(begin), 11*time.Second+most; got != want {
+			t.Errorf("Run took %v, want %v", got, want)
+		}
+	})
+}
+
+// Until tells a worker until when it may finish what it has in hand.
+func TestUntil(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var got time.Duration
+		err := workers.Run(ctx, 10*time.Second,
+			workers.Worker{Name: "a", Run: func(ctx context.Context) error {
+				<-ctx.Done()
+				got = time.Until(workers.Until(ctx))
+				return nil
+			}},
+			drains(new(journal), "b", 3*time.Second))
+		if err != nil || got != 7*time.Second {
+			t.Errorf("Run = %v, and %v are left of the grace time, want 7s", err, got)
+		}
+		if got := workers.Until(t.Context()); !got.IsZero() {
+			t.Errorf("Until of what Run has not ended = %v, want none", got)
+		}
 	})
 }
 

@@ -209,7 +209,7 @@ func disk(list []bus.StreamFigures) finding {
 	worst, name := 0.0, ""
 	for i := range list {
 		s := &list[i]
-		if s.MaxBytes <= 0 || s.Name == subjects.StreamAudit || s.Name == subjects.StreamEscalations { // they drop what is oldest
+		if s.MaxBytes <= 0 || s.DropsOld {
 			continue
 		}
 		part := float64(s.Bytes) / float64(s.MaxBytes)

@@ -54,7 +54,7 @@ func TestDoctorOfStorage(t *testing.T) {
 		{"a full stream", disk(change(func(s *bus.StreamFigures) { s.Name, s.Bytes = "FLEET_RUNS", 80 })), "disk", false, "FLEET_RUNS is 80 % full"},
 		{"room for it", disk(change(func(s *bus.StreamFigures) { s.Name, s.Bytes = "FLEET_RUNS", 80 })), "disk", false, "nats stream edit FLEET_RUNS --max-bytes …  where"},
 		{"room for the records", disk(change(func(s *bus.StreamFigures) { s.Bytes = 80 })), "disk", false, "there a larger --max-store (PARLEY_MAX_STORE) for every worker  where"},
-		{"one that drops what is old", disk(change(func(s *bus.StreamFigures) { s.Name, s.Bytes = subjects.StreamAudit, 100 })), "disk", true, "room"},
+		{"one that drops what is old", disk(change(func(s *bus.StreamFigures) { s.Name, s.Bytes, s.DropsOld = "FLEET_LOG", 100, true })), "disk", true, "the fullest is FLEET_TASKS, 10 %"},
 		{"store", store([]*varz{keeps("n1", 79, 100), keeps("n2", 1, 100)}), "store", true, "the fullest is n1, 79 %"},
 		{"a full server", store([]*varz{keeps("n1", 1, 100), keeps("n2", 80, 100)}), "store", false, "n2 has used 80 % of its max_file_store"},
 		{"no page", store([]*varz{keeps("n1", 1, 0)}), "store", true, "not known"},

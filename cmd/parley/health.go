@@ -100,7 +100,8 @@ func (h *health) close() {
 // part of one, and anybody may send it.
 const maxHeader = 64 << 10
 
-// Run serves until ctx ends.
+// Run serves until ctx ends, and finishes what is in hand then as long as the
+// grace time of workers.Run allows.
 func (h *health) Run(ctx context.Context) error {
 	mux := http.NewServeMux()
 	for pattern, pages := range h.pages {
@@ -124,8 +125,9 @@ func (h *health) Run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
-	// The workers have stopped: what is still in hand has a second.
-	over, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	// The workers have stopped. What is still in hand has the rest of the grace time,
+	// but for a second: others stop after this one.
+	over, cancel := context.WithDeadline(context.WithoutCancel(ctx), workers.Until(ctx).Add(-time.Second))
 	defer cancel()
 	err := server.Shutdown(over)
 	<-failed //nolint:errcheck // Serve has returned, as it was told to

@@ -2,15 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"parley/bus"
 	"parley/subjects"
+	"parley/workers"
 	"parley/workers/mcp"
 )
 
@@ -101,7 +102,7 @@ func (a *app) mcpHTTP(ctx context.Context, c *client, address string) error {
 	} else if err := a.printValue(map[string]string{"mcp": at}); err != nil {
 		return err
 	}
-	if err := h.Run(ctx); err != nil && !errors.Is(err, http.ErrServerClosed) {
+	if err := workers.Run(ctx, time.Duration(a.conf.Grace), workers.Worker{Name: "http", Run: h.Run}); err != nil {
 		return failed("serve %s: %w", address, err)
 	}
 	return nil

@@ -121,7 +121,7 @@ agents:
     secret: claude
     env: [{name: ANTHROPIC_API_KEY, valueFrom: {secretKeyRef: {name: anthropic, key: key}}}]
     resources: {limits: {memory: 1Gi}}
-    autoscaling: {maxReplicas: 20, tasksPerReplica: "4", metric: {name: parley_queue_depth, selector: {matchLabels: {class: any}}}}
+    autoscaling: {maxReplicas: 20, tasksPerReplica: "2", metric: {name: parley_open_tasks, selector: {matchLabels: {class: any}}}}
   - id: echo
     args: [--driver, echo]
     replicas: 3
@@ -162,6 +162,7 @@ func TestChart(t *testing.T) {
 			services := of(all, func(s *corev1.Service) string { return s.Name })
 			for n, s := range services {
 				selects(t, n, labels.SelectorFromSet(s.Spec.Selector), deployments[n])
+				checkLeaves(t, deployments[n])
 			}
 			for _, n := range served {
 				if services[n] == nil {
@@ -193,7 +194,7 @@ func TestChart(t *testing.T) {
 				if d := deployments[h.Spec.ScaleTargetRef.Name]; d == nil || d.Spec.Replicas != nil {
 					t.Errorf("%s scales %q, which is not there or says itself how many", n, h.Spec.ScaleTargetRef.Name)
 				}
-				if m := h.Spec.Metrics[0].External; m == nil || m.Metric.Name != "parley_queue_depth" || m.Target.AverageValue.String() != "4" {
+				if m := h.Spec.Metrics[0].External; m == nil || m.Metric.Name != "parley_open_tasks" || m.Target.AverageValue.String() != "2" {
 					t.Errorf("%s scales by %+v", n, h.Spec.Metrics)
 				}
 			}
@@ -205,6 +206,21 @@ func selects(t *testing.T, name string, s labels.Selector, d *appsv1.Deployment)
 	t.Helper()
 	if d == nil || s.Empty() || !s.Matches(labels.Set(d.Spec.Template.Labels)) {
 		t.Errorf("%s selects no pod", name)
+	}
+}
+
+// checkLeaves checks that what a service leads to still takes connections while
+// that is told that it goes, and has no less time to end for it.
+func checkLeaves(t *testing.T, d *appsv1.Deployment) {
+	t.Helper()
+	pod := d.Spec.Template.Spec
+	l := pod.Containers[0].Lifecycle
+	if l == nil || l.PreStop == nil || l.PreStop.Sleep == nil || l.PreStop.Sleep.Seconds < 5 {
+		t.Errorf("%s refuses connections that are sent to it while it goes: %+v", d.Name, l)
+		return
+	}
+	if got, want := *pod.TerminationGracePeriodSeconds, 45+l.PreStop.Sleep.Seconds; got != want {
+		t.Errorf("%s is killed after %d s, want %d", d.Name, got, want)
 	}
 }
 

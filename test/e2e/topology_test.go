@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"parley/subjects"
 	"parley/test/deploy"
 )
 
@@ -143,6 +145,19 @@ func (c *composedSite) hangs(t *testing.T, worker string) {
 	}
 }
 
+// stockCLI runs the stock command line as a worker.
+func (s siteUnderTest) stockCLI(t *testing.T, args ...string) {
+	t.Helper()
+	p := start(t, s.dir, program{
+		name: "nats-" + args[1], path: natsBinary(t),
+		args: append([]string{"--server", s.URL("single"), "--user", deploy.Worker, "--password", deploy.Password(deploy.Worker)}, args...),
+	})
+	if !p.ended(2*patience) || p.cmd.ProcessState.ExitCode() != 0 {
+		out, _ := p.printed()
+		t.Fatalf("nats %q:\n%s\n%s", args, out, tail(p.log, 4000))
+	}
+}
+
 // TestBackup backs up a fleet with the stock command line while it works, loses
 // everything, restores it, and goes on.
 func TestBackup(t *testing.T) {
@@ -167,18 +182,7 @@ func TestBackup(t *testing.T) {
 	s.does(ci, "task", "send", "--id", "waiting", "while nobody works")
 
 	backup := filepath.Join(s.dir, "backup")
-	stockCLI := func(args ...string) {
-		t.Helper()
-		p := start(t, s.dir, program{
-			name: "nats-" + args[1], path: natsBinary(t),
-			args: append([]string{"--server", s.URL("single"), "--user", deploy.Worker, "--password", deploy.Password(deploy.Worker)}, args...),
-		})
-		if !p.ended(2*patience) || p.cmd.ProcessState.ExitCode() != 0 {
-			out, _ := p.printed()
-			t.Fatalf("nats %q:\n%s\n%s", args, out, tail(p.log, 4000))
-		}
-	}
-	stockCLI("account", "backup", backup, "--force")
+	s.stockCLI(t, "account", "backup", backup, "--force")
 	s.does(ci, "task", "send", "--id", "late", "after the backup")
 	workers.kill()
 	broker.kill()
@@ -193,7 +197,7 @@ func TestBackup(t *testing.T) {
 	if err := os.RemoveAll(index); err != nil {
 		t.Fatal(err)
 	}
-	stockCLI("account", "restore", backup)
+	s.stockCLI(t, "account", "restore", backup)
 	serve("serve-2")
 	if out := s.does(ci, "task", "get", "ended"); !strings.Contains(out, "before the backup") || !strings.Contains(out, "done") {
 		t.Errorf("the task that had ended: %s", out)
@@ -206,4 +210,53 @@ func TestBackup(t *testing.T) {
 		t.Errorf("what came after the backup is there: %s", out)
 	}
 	s.does(ci, "task", "send", "--wait", "--agent", "claude", "after the restore")
+}
+
+// TestOneStreamAnew does with a stream what the guide says of one that has no
+// leader, by its very commands, in their order.
+func TestOneStreamAnew(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.broker("single")
+	s.well(s.Monitor("single") + "/healthz")
+	worker, ci := s.env(deploy.Worker, "single"), append(s.env(deploy.CI, "single"), "PARLEY_AS=ci")
+	served := 0
+	serve := func(args ...string) *process {
+		served++
+		page := deploy.FreeAddress(t)
+		p := s.parley(fmt.Sprint("serve-", served), worker, append([]string{"serve", "--http", page, "--max-store", "512MiB"}, args...)...)
+		s.well("http://" + page + "/readyz")
+		return p
+	}
+	workers := serve()
+	s.does(ci, "task", "send", "--id", "kept", "what is kept")
+	workers.kill()
+
+	guide, err := os.ReadFile("../../docs/guide/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, runbook, _ := strings.Cut(string(guide), "\n**A stream has no leader")
+	runbook, _, _ = strings.Cut(runbook, "\n**")
+	commands := regexp.MustCompile("`((?:nats stream|parley serve) [^`]*)`").FindAllStringSubmatch(runbook, -1)
+	if len(commands) != 4 {
+		t.Fatalf("the guide has the commands %q, want 4", commands)
+	}
+	for _, c := range commands {
+		args := strings.Fields(strings.NewReplacer("STREAM", subjects.StreamTasks, "DIR", filepath.Join(s.dir, "backup")).Replace(c[1]))
+		switch {
+		case args[0] == "parley":
+			serve(args[2:]...)
+			continue
+		case args[2] == "rm":
+			args = append(args, "--force") // nobody is there to say yes
+		}
+		s.stockCLI(t, args[1:]...)
+	}
+	if out := s.does(ci, "task", "get", "kept"); !strings.Contains(out, "what is kept") {
+		t.Errorf("the task of before: %s", out)
+	}
+	s.parley("claude", s.env(deploy.Claude, "single"), "agent", "run", "--id", "claude", "--driver", "echo", "--data", filepath.Join(s.dir, "claude"))
+	s.does(ci, "task", "wait", "kept")
+	s.does(ci, "task", "send", "--wait", "afterwards")
 }

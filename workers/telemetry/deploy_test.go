@@ -109,9 +109,15 @@ func alerts(t *testing.T) map[string][]alert {
 // the configuration that ships.
 func checkForeign(t *testing.T, where, expr string) {
 	t.Helper()
-	job := regexp.MustCompile(`\{job="([^"]+)"`).FindStringSubmatch(expr)
-	if job == nil || !strings.Contains(read(t, shipped+"prometheus-cluster.yaml"), "  - job_name: "+job[1]) {
-		t.Errorf("%s: %s is about no job of prometheus-cluster.yaml", where, expr)
+	jobs := regexp.MustCompile(`\{job=~?"([^"]+)"`).FindStringSubmatch(expr)
+	if jobs == nil {
+		t.Errorf("%s: %s is about no job", where, expr)
+		return
+	}
+	for job := range strings.SplitSeq(jobs[1], "|") {
+		if !regexp.MustCompile(`(?m)^  - job_name: ` + job + `( |$)`).MatchString(read(t, shipped+"prometheus-cluster.yaml")) {
+			t.Errorf("%s: %s is about %s, which is no job of prometheus-cluster.yaml", where, expr, job)
+		}
 	}
 }
 
@@ -139,8 +145,26 @@ func TestAlertsNameWhatThereIs(t *testing.T) {
 			}
 		}
 	}
-	if runbooks := strings.Count(operations, "\n### Parley"); n != 20 || runbooks != n {
-		t.Errorf("%d alerts and %d runbooks, want 20 of each", n, runbooks)
+	if runbooks := strings.Count(operations, "\n### Parley"); n != 21 || runbooks != n {
+		t.Errorf("%d alerts and %d runbooks, want 21 of each", n, runbooks)
+	}
+}
+
+// TestWatchersAreWatched: whoever looks at what Parley does not tell itself is missed
+// when it is gone, since its alerts are silent then.
+func TestWatchersAreWatched(t *testing.T) {
+	t.Parallel()
+	var absent string
+	for _, r := range alerts(t)["machines"] {
+		if r.Alert == "ParleyWatcherAbsent" {
+			absent = r.Expr
+		}
+	}
+	for _, r := range alerts(t)["machines"] {
+		job := regexp.MustCompile(`\{job="([^"]+)"`).FindStringSubmatch(r.Expr)
+		if job != nil && !regexp.MustCompile(`["|]`+job[1]+`["|]`).MatchString(absent) {
+			t.Errorf("nobody is told that %s, of which %s is silent then, cannot be scraped: %q", job[1], r.Alert, absent)
+		}
 	}
 }
 
@@ -209,7 +233,8 @@ func TestPromtool(t *testing.T) {
 }
 
 // TestTheScalingRules: what the guide on operating gives to an autoscaler is how many
-// tasks wait, 0 where none does, and nothing where the routers do not answer.
+// tasks wait or are in hand, 0 where none is, and nothing where the fleet does not
+// answer. So agents at work are not taken for superfluous once no task waits.
 func TestTheScalingRules(t *testing.T) {
 	t.Parallel()
 	lines := regexp.MustCompile(`(?m)^    metricsQuery: (.*)$`).FindAllStringSubmatch(read(t, operationsGuide), -1)
@@ -221,15 +246,23 @@ func TestTheScalingRules(t *testing.T) {
 	b.WriteString("evaluation_interval: 1m\ntests:\n")
 	for i, class := range classes {
 		expr := strings.Replace(lines[i][1], "<<.LabelMatchers>>", `class="`+class+`"`, 1)
-		const answers, silent = `parley_source_up{source="router",instance="a"} 1`, `parley_source_up{source="router",instance="a"} 0`
+		up := func(value string) []string {
+			return []string{`parley_source_up{source="router",instance="a"} ` + value, `parley_source_up{source="registry",instance="a"} ` + value}
+		}
+		answers := append(up("1"), `parley_leases{instance="a"} 0`)
+		waits := []string{`parley_queue_depth{class="` + class + `",instance="a"} 4`, `parley_queue_depth{class="` + class + `",instance="b"} 4`}
+		inHand := append(up("1"), `parley_leases{instance="a"} 3`, `parley_leases{instance="b"} 3`,
+			`parley_agents{state="busy",tier="opus",instance="a"} 3`, `parley_agents{state="busy",tier="opus",instance="b"} 3`, `parley_agents{state="idle",tier="opus",instance="a"} 9`)
 		for _, c := range []struct {
 			series []string
 			want   string
 		}{
-			{[]string{answers, `parley_queue_depth{class="` + class + `",instance="a"} 4`, `parley_queue_depth{class="` + class + `",instance="b"} 4`}, "4"},
-			{[]string{answers, `parley_queue_depth{class="other",instance="a"} 4`}, "0"},
-			{[]string{answers}, "0"},
-			{[]string{silent}, ""},
+			{slices.Concat(answers, waits), "4"},
+			{slices.Concat(inHand, waits), "7"},
+			{inHand, "3"},
+			{slices.Concat(answers, []string{`parley_queue_depth{class="other",instance="a"} 4`}), "0"},
+			{answers, "0"},
+			{up("0"), ""},
 			{nil, ""},
 		} {
 			b.WriteString("  - interval: 1m\n    input_series:\n")

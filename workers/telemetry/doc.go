@@ -11,5 +11,8 @@
 // No label has an unbounded number of values: what goes beyond is counted as
 // other.
 //
+// Traces are made by those workers alone that have somewhere to send them, one
+// of which hears of each end.
+//
 // Any number of them can run; none holds anything that is missed when it ends.
 package telemetry

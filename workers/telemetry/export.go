@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -31,6 +32,7 @@ const (
 	tracesQueued  = 1024 // outcomes whose trace is not made yet; more are dropped
 	tracesAtOnce  = 4
 	maxRecords    = 4096 // of a task; one with more has no trace
+	maxUnsent     = 8192 // spans that are not sent yet; traces beyond them are dropped
 	exportTimeout = 10 * time.Second
 	flushFor      = 5 * time.Second // at the end
 )
@@ -44,8 +46,9 @@ type tracer struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 
-	ended chan ended
-	stop  chan struct{} // closed by Run once nothing is heard any more
+	ended  chan ended
+	stop   chan struct{} // closed by Run once nothing is heard any more
+	unsent atomic.Int64  // spans that the exporter has not done with
 }
 
 // ended is what has: a task, whose spans are made of its records, or something
@@ -71,7 +74,7 @@ func newTracer(w *Worker, o *OTLP, version string) (*tracer, error) {
 	}
 	t := &tracer{bus: w.bus, log: w.log, heard: w.heard, ended: make(chan ended, tracesQueued), stop: make(chan struct{})}
 	t.provider = sdktrace.NewTracerProvider(
-		sdktrace.WithBatcher(&counting{exporter, t}, sdktrace.WithBlocking(), sdktrace.WithBatchTimeout(time.Second)),
+		sdktrace.WithBatcher(&counting{exporter, t}, sdktrace.WithMaxQueueSize(maxUnsent), sdktrace.WithBatchTimeout(time.Second)),
 		sdktrace.WithIDGenerator(ids{}), sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())),
 		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", "parley"), attribute.String("service.version", version))),
 	)
@@ -87,6 +90,7 @@ type counting struct {
 
 // ExportSpans implements sdktrace.SpanExporter.
 func (c *counting) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	defer c.t.unsent.Add(-int64(len(spans)))
 	if err := c.SpanExporter.ExportSpans(ctx, spans); err != nil {
 		c.t.heard.spans.WithLabelValues("failed").Add(float64(len(spans)))
 		c.t.log.Warn("traces not exported", slog.Int("spans", len(spans)), slog.Any("error", err))
@@ -105,7 +109,7 @@ func (t *tracer) take(e ended) {
 	}
 }
 
-// run makes traces until stop, or work ends, and sends what is left.
+// run makes traces until stop, or work ends, and sends what is left, for a while.
 func (t *tracer) run(work context.Context) {
 	var all sync.WaitGroup
 	for range tracesAtOnce {
@@ -174,8 +178,14 @@ func (t *tracer) export(ctx context.Context, id subjects.TaskID) error {
 	return nil
 }
 
-// send hands the spans to the exporter.
+// send hands the spans to the exporter. It never waits: where too many are
+// unsent, they are dropped.
 func (t *tracer) send(of fleet.Trace, spans []span) {
+	if n := int64(len(spans)); t.unsent.Add(n) > maxUnsent {
+		t.unsent.Add(-n)
+		t.heard.dropped.Inc()
+		return
+	}
 	for _, s := range spans {
 		parent := trace.SpanContextConfig{TraceID: of.ID, TraceFlags: trace.TraceFlags(of.Flags), Remote: true}
 		parent.SpanID = of.Parent
@@ -198,6 +208,9 @@ func (t *tracer) send(of fleet.Trace, spans []span) {
 		_, out := t.tracer.Start(ctx, s.name, trace.WithTimestamp(s.start), trace.WithSpanKind(kind), trace.WithAttributes(attributes(s.attrs)...))
 		if s.failed != "" {
 			out.SetStatus(codes.Error, s.failed)
+		}
+		if !out.SpanContext().IsSampled() {
+			t.unsent.Add(-1)
 		}
 		out.End(trace.WithTimestamp(s.end))
 	}

@@ -61,7 +61,7 @@ func Metrics() []Metric {
 		},
 		counts("parley_records_undecoded_total", "Records heard that could not be read."),
 		counts("parley_spans_total", "Spans of traces: exported, or failed to be.", "result"),
-		counts("parley_traces_dropped_total", "Tasks, runs and webhook deliveries that have ended and whose trace could not be made."),
+		counts("parley_traces_dropped_total", "Tasks, runs and webhook deliveries that have ended and whose trace could not be made, or found no room to wait for the collector."),
 		fleet("parley_tasks", "Live tasks.", "state"),
 		fleet("parley_leases", "Tasks that an agent has in hand."),
 		fleet("parley_queue_depth", "Tasks that wait to be offered, by what they require; the 50 deepest queues.", "class"),

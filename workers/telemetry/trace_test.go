@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"context"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -294,5 +295,77 @@ webhook late 1-9 (not in time)
 `
 	if diff := cmp.Diff(want, draw(r.got(t), parent, "")); diff != "" {
 		t.Errorf("the tree (-want +got):\n%s", diff)
+	}
+}
+
+// TestTracesAreTakenByThoseWhoSendThem: a worker that sends no traces takes none
+// away from one that does.
+func TestTracesAreTakenByThoseWhoSendThem(t *testing.T) {
+	t.Parallel()
+	const tasks = 20
+	b, r := bustest.New(t).Bus(t), receive(t)
+	silent, sends := start(t, telemetry.Config{Bus: b}), start(t, telemetry.Config{Bus: b, OTLP: r.config()})
+	for i := range tasks {
+		story(t, b, subjects.TaskID(fmt.Sprint("t", i)), "")
+	}
+	roots := func() int {
+		found := map[string]bool{}
+		for _, s := range r.got(t) {
+			if s.GetName() == "task" {
+				found[string(s.GetTraceId())] = true
+			}
+		}
+		return len(found)
+	}
+	bustest.Eventually(t, "the trace of each task", func() bool { return roots() == tasks })
+	// They count each record once, as ever.
+	const done = `parley_tasks_total{outcome="done",priority="high"}`
+	bustest.Eventually(t, "the count of each task", func() bool { return value(page(t, silent), done)+value(page(t, sends), done) == tasks })
+}
+
+// TestACollectorThatHangs: it costs traces, which are counted, and does not keep
+// the worker from ending.
+func TestACollectorThatHangs(t *testing.T) {
+	t.Parallel()
+	const most = 11 * time.Second // traces are sent for five seconds at the end, and made for five
+	asked, release := make(chan struct{}, 1), make(chan struct{})
+	hangs := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		<-release
+	}))
+	t.Cleanup(hangs.Close)
+	t.Cleanup(func() { close(release) })
+	b := bustest.New(t).Bus(t)
+	w, err := telemetry.New(telemetry.Config{Bus: b, OTLP: &telemetry.OTLP{Endpoint: hangs.URL}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	bustest.Eventually(t, "the worker", func() bool { return w.Ready() == nil })
+	dead := fleet.MustEncode(&fleet.DeliveryState{
+		Header: fleet.Header{Type: fleet.TypeDeliveryState, ProtocolVersion: fleet.Version}, DeliveryID: "d1", State: fleet.DeliveryDead, Endpoint: "human",
+		Order: "a1", Schedule: fleet.ScheduleHuman, Queued: began, Updated: after(time.Second), NotAfter: after(time.Hour), Attempts: 1, DurationMS: 500,
+		Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Error: &fleet.Reason{Code: subjects.CodeNotFound, Message: "answered 404"}, Status: 404,
+	})
+	for range 8000 { // of two spans each
+		if err := b.Publish(subjects.WebhookEvent("d1"), dead, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-asked
+	bustest.Eventually(t, "traces that are dropped", func() bool { return value(page(t, w), "parley_traces_dropped_total") > 0 })
+	began := time.Now()
+	stop()
+	select {
+	case err := <-ended:
+		t.Logf("ended after %s: %v", time.Since(began), err)
+	case <-time.After(most):
+		t.Errorf("the worker still runs %s after its end", most)
 	}
 }

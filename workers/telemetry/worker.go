@@ -24,8 +24,12 @@ import (
 // Path is where the page of metrics is.
 const Path = "/metrics"
 
-// queue is shared by all workers of this kind: each record counts once.
-const queue = "telemetry"
+// Workers of this kind share what they hear, each record once: all of them to
+// count it, and those that send traces to make them.
+const (
+	countQueue = "telemetry"
+	traceQueue = "telemetry-traces"
+)
 
 // Config is what a telemetry worker needs. Only Bus is required.
 type Config struct {
@@ -118,12 +122,17 @@ func (w *Worker) Run(ctx context.Context) error {
 			tracing.Wait()
 		}()
 	}
-	hears := map[string]func(bus.Msg){subjects.EventPattern: w.hear}
-	if w.traces != nil {
-		hears[subjects.WebhookEventPattern], hears[subjects.RunEventPattern] = w.hearDelivery, w.hearRun
+	type hearing struct {
+		subject, queue string
+		hear           func(bus.Msg)
 	}
-	for subject, hear := range hears {
-		sub, err := w.bus.Subscribe(subject, queue, hear)
+	all := []hearing{{subjects.EventPattern, countQueue, w.hear}}
+	if w.traces != nil {
+		all = append(all, hearing{subjects.EventPattern, traceQueue, w.hearOutcome},
+			hearing{subjects.WebhookEventPattern, traceQueue, w.hearDelivery}, hearing{subjects.RunEventPattern, traceQueue, w.hearRun})
+	}
+	for _, h := range all {
+		sub, err := w.bus.Subscribe(h.subject, h.queue, h.hear)
 		if err != nil {
 			return fmt.Errorf("telemetry: %w", err)
 		}
@@ -160,9 +169,19 @@ func (w *Worker) hear(m bus.Msg) {
 		return
 	}
 	w.heard.count(r, m.Header.Get(subjects.HeaderLevel))
-	if w.traces != nil && r.Kind == fleet.KindOutcome {
-		w.traces.take(ended{task: r.TaskID})
+}
+
+// hearOutcome takes the record that ends a task.
+func (w *Worker) hearOutcome(m bus.Msg) {
+	if m.Header.Get(subjects.HeaderKind) != fleet.KindOutcome {
+		return
 	}
+	r, err := decode(m.Data)
+	if err != nil {
+		w.log.Debug("task not traced", slog.String("subject", m.Subject), slog.Any("error", err))
+		return
+	}
+	w.traces.take(ended{task: r.TaskID})
 }
 
 // hearDelivery takes a state of a webhook delivery.
