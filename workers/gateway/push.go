@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -67,6 +68,9 @@ type pusher struct {
 	dirty   map[subjects.TaskID]bool
 	busy    map[subjects.TaskID]bool
 	wake    chan struct{} // capacity 1
+
+	outbox shared[bus.StreamState]
+	taken  atomic.Uint64 // bytes of the outbox, since it was asked for
 }
 
 func newPusher(w *Worker) *pusher {
@@ -199,6 +203,9 @@ func (p *pusher) done(ctx context.Context, task subjects.TaskID, err error) {
 	delete(p.busy, task)
 	if err != nil && ctx.Err() == nil {
 		p.dirty[task] = true
+		if errors.Is(err, errNoRoom) {
+			return // that is told once for all
+		}
 		p.w.log.Warn("push notifications wait", slog.String("task_id", string(task)), slog.Any("error", err))
 		return
 	}
@@ -242,6 +249,9 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	p.mu.Unlock()
 	if from == "" {
 		return nil
+	}
+	if err := p.room(ctx, 0); err != nil {
+		return err
 	}
 	var all []news
 	var last *fleet.Event
@@ -289,6 +299,36 @@ func (p *pusher) tellAll(ctx context.Context, key string, k kept, all []news, la
 	return p.told(ctx, key, k, last)
 }
 
+// pushShare is the part of the outbox that push notifications may fill: the rest
+// is for what calls a human, and for what is said about deliveries. outboxAge is
+// for how long what it holds is known.
+const (
+	pushShare = 0.8
+	outboxAge = time.Second
+)
+
+// errNoRoom is returned while the outbox holds too much for push notifications.
+var errNoRoom = errors.New("the outbox has no room for push notifications")
+
+// room returns errNoRoom where the outbox has none for a delivery of size bytes.
+func (p *pusher) room(ctx context.Context, size int) error {
+	over := func(s bus.StreamState) bool {
+		return s.MaxBytes > 0 && float64(s.Bytes+p.taken.Load()+uint64(size)) > pushShare*float64(s.MaxBytes)
+	}
+	s, err := p.outbox.get(time.Now(), outboxAge, func() (bus.StreamState, error) {
+		p.taken.Store(0)
+		s, err := p.w.cfg.Bus.StreamState(ctx, subjects.StreamWebhooks)
+		if err == nil && over(s) {
+			p.w.log.Warn("push notifications wait: the outbox is full", slog.Uint64("bytes", s.Bytes), slog.Int64("max_bytes", s.MaxBytes))
+		}
+		return s, err
+	})
+	if err == nil && over(s) {
+		err = errNoRoom
+	}
+	return err
+}
+
 // tell stores one delivery. Its id follows from what it is, so that it is one
 // however often it is stored.
 func (p *pusher) tell(ctx context.Context, what string, c *pushConfig, trace fleet.Trace, f frame) error {
@@ -306,10 +346,14 @@ func (p *pusher) tell(ctx context.Context, what string, c *pushConfig, trace fle
 	if err != nil {
 		return err
 	}
+	if err := p.room(ctx, len(data)); err != nil {
+		return err
+	}
 	crash.Point("before_push")
 	if _, err = p.w.cfg.Bus.Store(ctx, subjects.Webhook(d.Order, d.DeliveryID), data, string(d.DeliveryID), nil); err != nil {
 		return err
 	}
+	p.taken.Add(uint64(len(data)))
 	crash.Point("after_push")
 	return nil
 }
