@@ -122,7 +122,8 @@ func (p *pusher) onEntry(e bus.Entry) {
 	p.learn(e.Key, k)
 }
 
-// learn needs the lock. A config that is new may have something to tell at once.
+// learn needs the lock. A config that is new, or took the place of another one, may
+// have something to tell at once.
 func (p *pusher) learn(key string, k kept) {
 	of := p.configs[k.TaskID]
 	if of == nil {
@@ -134,7 +135,7 @@ func (p *pusher) learn(key string, k kept) {
 		return
 	}
 	of[key] = k
-	if !k.Done && (!known || was.Sent > k.Sent) {
+	if !k.Done && (!known || was.Sent >= k.Sent) {
 		p.dirty[k.TaskID] = true
 		p.kick()
 	}
@@ -409,7 +410,8 @@ func (p *pusher) drop(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// set stores a config in the place of one with the same id.
+// set stores a config. In the place of one with the same id it goes on where that
+// one was.
 func (p *pusher) set(ctx context.Context, c *pushConfig) error {
 	if err := c.check(p.w.cfg.PushEndpoint); err != nil {
 		return err
@@ -420,29 +422,38 @@ func (p *pusher) set(ctx context.Context, c *pushConfig) error {
 			return err
 		}
 		key := pushKey(c.TaskID, c.ID)
-		switch old, there := all[key]; {
+		old, there := all[key]
+		switch {
 		case there && old.From != c.From:
 			return badField("id", "another caller's config has it")
 		case !there && len(all) >= maxPushConfigs:
 			return faultf(kindInvalidParams, fmt.Sprintf("a task has at most %d push notification configs", maxPushConfigs))
 		}
-		if err := p.kv.Delete(ctx, key); err != nil {
-			return err
-		}
+		ttl := max(time.Until(c.Until), time.Minute)
 		crash.Point("before_push_config")
-		_, err = p.kv.Create(ctx, key, fleet.MustEncode(c), max(time.Until(c.Until), time.Minute))
+		if there {
+			next := *c
+			next.Sent, next.Done = min(old.Sent, c.Sent), old.Done
+			_, err = p.kv.UpdateFor(ctx, key, fleet.MustEncode(next), old.rev, ttl)
+		} else {
+			_, err = p.kv.Create(ctx, key, fleet.MustEncode(c), ttl)
+		}
 		crash.Point("after_push_config")
-		if !errors.Is(err, bus.ErrExists) { // otherwise somebody has just set the same
+		if !errors.Is(err, bus.ErrExists) && !errors.Is(err, bus.ErrConflict) { // otherwise somebody has just changed it
 			return err
 		}
 	}
+	return changing()
+}
+
+// setTries is how often a config is changed while others change the same.
+const setTries = 20
+
+func changing() error {
 	f := faultf(kindUnavailable, "the push notification config is being changed just now; repeat the call")
 	f.retry = time.Second
 	return f
 }
-
-// setTries is how often a config is set while others set the same.
-const setTries = 20
 
 // check refuses a config that no delivery could be made of.
 func (p *pushConfig) check(endpoint string) error {

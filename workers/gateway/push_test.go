@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -15,6 +16,41 @@ import (
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
+
+// pushing is a gateway on a bus of its own that knows one task, of which there
+// are as many records as its last one counts.
+func pushing(t *testing.T) (w *Worker, now *fleet.Event) {
+	t.Helper()
+	w, now = onBus(t), recorded("t1", 1, fleet.StateWorking)
+	kv, err := w.cfg.Bus.KV(t.Context(), subjects.BucketPush)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.push = newPusher(w)
+	w.push.kv = kv
+	answers(t, w, "task", "events", func([]byte) any {
+		if now.Seq == 0 {
+			return fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeNotFound, "there is no such task")}
+		}
+		reply := fleet.TaskEventsReply{}
+		for seq := range now.Seq - 1 {
+			reply.Events = append(reply.Events, *recorded(now.TaskID, seq+1, fleet.StateWorking))
+		}
+		reply.Events = append(reply.Events, *now)
+		return reply
+	})
+	return w, now
+}
+
+func (w *Worker) made(t *testing.T, c *call, in *a2apb.TaskPushNotificationConfig) string {
+	t.Helper()
+	in.TaskId = "t1"
+	out, err := w.createPush(t.Context(), c, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.GetId()
+}
 
 // TestPushLeavesRoom: push notifications do not fill the outbox, from which
 // humans are called, too; they go on once there is room.
@@ -53,6 +89,36 @@ func TestPushLeavesRoom(t *testing.T) {
 		<-time.After(time.Minute)
 		if err := p.tell(t.Context(), "later", c, fleet.Trace{}, f); err != nil {
 			t.Errorf("with room again: %v", err)
+		}
+	})
+}
+
+// TestReplacedPushConfigHearsAll: what happened before a config took the place of
+// another one, and was not told yet, is told.
+func TestReplacedPushConfigHearsAll(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, now := pushing(t)
+		in := &a2apb.TaskPushNotificationConfig{Id: "mine", Url: "https://hooks.example.org/a"}
+		w.made(t, &call{from: anonymous}, in)
+		w.push.busy["t1"] = true // the pusher has other things to do
+		bustest.Run(t, func(ctx context.Context) error {
+			w.push.run(ctx)
+			return nil
+		})
+		synctest.Wait()
+		*now = *recorded("t1", 2, fleet.StateDone)
+		w.push.mark("t1")
+		w.made(t, &call{from: anonymous}, in)
+		w.push.done(t.Context(), "t1", nil)
+		<-time.After(time.Minute)
+		s, err := w.cfg.Bus.StreamState(t.Context(), subjects.StreamWebhooks)
+		if err != nil || s.Msgs == 0 {
+			t.Errorf("the outbox has %d deliveries, %v: the end of the task is told to nobody", s.Msgs, err)
+		}
+		all, err := w.push.list(t.Context(), anonymous, "t1")
+		if err != nil || len(all) != 1 || !all[0].Done {
+			t.Errorf("configs %+v, %v, want one that is done", all, err)
 		}
 	})
 }
