@@ -122,3 +122,29 @@ func TestReplacedPushConfigHearsAll(t *testing.T) {
 		}
 	})
 }
+
+// TestPushConfigsWithoutID: what is made twice without an id is one config, with
+// an idempotency key or without.
+func TestPushConfigsWithoutID(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := pushing(t)
+		config := func(token string) *a2apb.TaskPushNotificationConfig {
+			return &a2apb.TaskPushNotificationConfig{
+				Url: "https://hooks.example.org/a", Token: token, Authentication: &a2apb.AuthenticationInfo{Scheme: "Bearer", Credentials: "s"},
+			}
+		}
+		first := w.made(t, &call{from: anonymous}, config("a"))
+		for _, key := range []string{"", "k1", "k1", "k2"} {
+			if id := w.made(t, &call{from: anonymous, key: key}, config("a")); id != first {
+				t.Errorf("under the key %q it is the config %s, want %s again", key, id, first)
+			}
+		}
+		if id := w.made(t, &call{from: anonymous}, config("b")); id == first {
+			t.Error("another token is the same config")
+		}
+		if all, err := w.push.list(t.Context(), anonymous, "t1"); err != nil || len(all) != 2 {
+			t.Errorf("%d configs, %v, want 2", len(all), err)
+		}
+	})
+}
