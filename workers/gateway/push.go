@@ -270,11 +270,10 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	if err != nil {
 		return err
 	}
-	keys := slices.Sorted(maps.Keys(configs))
 	if gone {
-		return p.drop(ctx, keys)
+		return p.drop(ctx, configs)
 	}
-	for _, key := range keys {
+	for _, key := range slices.Sorted(maps.Keys(configs)) {
 		if err := p.tellAll(ctx, key, configs[key], all, last); err != nil {
 			return err
 		}
@@ -400,14 +399,33 @@ func (p *pusher) told(ctx context.Context, key string, k kept, last *fleet.Event
 	return nil
 }
 
-// drop removes the configs of a task whose records are gone.
-func (p *pusher) drop(ctx context.Context, keys []string) error {
-	for _, key := range keys {
-		if err := p.kv.Delete(ctx, key); err != nil {
+// drop removes the configs of a task whose records are gone, as all replicas do.
+func (p *pusher) drop(ctx context.Context, configs map[string]kept) error {
+	for key, k := range configs {
+		if err := p.kv.DeleteRevision(ctx, key, k.rev); err != nil && !errors.Is(err, bus.ErrConflict) {
 			return err
 		}
 	}
 	return nil
+}
+
+// remove deletes a caller's config, if there is one.
+func (p *pusher) remove(ctx context.Context, from subjects.AgentID, task subjects.TaskID, id string) error {
+	key := pushKey(task, id)
+	for range setTries {
+		all, err := p.stored(ctx, task)
+		if err != nil {
+			return err
+		}
+		k, there := all[key]
+		if !there || k.From != from {
+			return nil
+		}
+		if err := p.kv.DeleteRevision(ctx, key, k.rev); !errors.Is(err, bus.ErrConflict) {
+			return err
+		}
+	}
+	return changing()
 }
 
 // set stores a config. In the place of one with the same id it goes on where that

@@ -148,3 +148,32 @@ func TestPushConfigsWithoutID(t *testing.T) {
 		}
 	})
 }
+
+// TestDeletedPushConfigs: what is left of configs that were deleted, or whose
+// tasks are gone, goes.
+func TestDeletedPushConfigs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, now := pushing(t)
+		for _, id := range []string{"deleted", "dropped"} {
+			w.made(t, &call{from: anonymous}, &a2apb.TaskPushNotificationConfig{Id: id, Url: "https://hooks.example.org/a"})
+		}
+		if _, err := w.deletePush(t.Context(), &call{from: anonymous}, &a2apb.DeleteTaskPushNotificationConfigRequest{TaskId: "t1", Id: "deleted"}); err != nil {
+			t.Fatal(err)
+		}
+		bustest.Run(t, func(ctx context.Context) error {
+			w.push.run(ctx)
+			return nil
+		})
+		synctest.Wait()
+		now.Seq = 0
+		w.push.mark("t1")
+		<-time.After(time.Minute)
+		for _, id := range []string{"deleted", "dropped"} {
+			m, err := w.cfg.Bus.Last(t.Context(), "KV_"+subjects.BucketPush, "$KV."+subjects.BucketPush+"."+pushKey("t1", id))
+			if err != nil || len(m.Data) > 0 || m.Header.Get("Nats-TTL") == "" {
+				t.Errorf("%s: %s with %v, %v, want a mark that goes", id, m.Data, m.Header, err)
+			}
+		}
+	})
+}

@@ -159,14 +159,8 @@ func (w *Worker) deletePush(ctx context.Context, c *call, req *a2apb.DeleteTaskP
 	if _, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId()); err != nil {
 		return nil, err
 	}
-	all, err := w.push.list(ctx, c.from, subjects.TaskID(req.GetTaskId()))
-	if err != nil {
+	if err := w.push.remove(ctx, c.from, subjects.TaskID(req.GetTaskId()), req.GetId()); err != nil {
 		return nil, err
-	}
-	if slices.ContainsFunc(all, func(p pushConfig) bool { return p.ID == req.GetId() }) {
-		if err := w.push.kv.Delete(ctx, pushKey(subjects.TaskID(req.GetTaskId()), req.GetId())); err != nil {
-			return nil, err
-		}
 	}
 	return &emptypb.Empty{}, nil
 }
