@@ -148,13 +148,15 @@ const (
 	pushRetry = time.Second
 )
 
-// run tells until ctx ends.
-func (p *pusher) run(ctx context.Context) {
+// run tells until ctx ends, or the configs can be watched no more.
+func (p *pusher) run(ctx context.Context) error {
+	ctx, fail := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer fail(nil)
 	wg.Go(func() {
-		if err := p.kv.Watch(ctx, p.onEntry); err != nil && ctx.Err() == nil {
-			p.w.log.Error("watch push configs", slog.Any("error", err))
+		if err := p.kv.Watch(ctx, p.onEntry); err != nil {
+			fail(fmt.Errorf("watch push configs: %w", err))
 		}
 	})
 	slots := make(chan struct{}, pushers)
@@ -163,7 +165,7 @@ func (p *pusher) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return context.Cause(ctx)
 		case <-p.wake:
 		case <-retry.C:
 		}
@@ -171,7 +173,7 @@ func (p *pusher) run(ctx context.Context) {
 			select {
 			case slots <- struct{}{}:
 			case <-ctx.Done():
-				return
+				return context.Cause(ctx)
 			}
 			wg.Go(func() {
 				err := p.push(ctx, task)

@@ -103,7 +103,9 @@ func TestReplacedPushConfigHearsAll(t *testing.T) {
 		w.made(t, &call{from: anonymous}, in)
 		w.push.busy["t1"] = true // the pusher has other things to do
 		bustest.Run(t, func(ctx context.Context) error {
-			w.push.run(ctx)
+			if err := w.push.run(ctx); ctx.Err() == nil {
+				return err
+			}
 			return nil
 		})
 		synctest.Wait()
@@ -162,7 +164,9 @@ func TestDeletedPushConfigs(t *testing.T) {
 			t.Fatal(err)
 		}
 		bustest.Run(t, func(ctx context.Context) error {
-			w.push.run(ctx)
+			if err := w.push.run(ctx); ctx.Err() == nil {
+				return err
+			}
 			return nil
 		})
 		synctest.Wait()
@@ -174,6 +178,50 @@ func TestDeletedPushConfigs(t *testing.T) {
 			if err != nil || len(m.Data) > 0 || m.Header.Get("Nats-TTL") == "" {
 				t.Errorf("%s: %s with %v, %v, want a mark that goes", id, m.Data, m.Header, err)
 			}
+		}
+	})
+}
+
+// TestPushConfigsUnread: a gateway that hears no more of push notification configs
+// ends, to be started again.
+func TestPushConfigsUnread(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		kv, err := b.KV(t.Context(), subjects.BucketPush)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := kv.Put(t.Context(), "t1.x", []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+		w, err := New(Config{Bus: b, Push: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(ctx) }()
+		<-time.After(time.Second)
+		if err := w.Ready(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Request(t.Context(), "$JS.API.STREAM.DELETE.KV_"+subjects.BucketPush, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Provision(t.Context(), bus.Provisioning{}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ended:
+			if err == nil {
+				t.Error("Run = nil, want why it ended")
+			}
+		case <-time.After(time.Hour):
+			t.Errorf("the gateway goes on, Ready = %v", w.Ready())
+			cancel()
+			<-ended
 		}
 	})
 }

@@ -157,6 +157,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer w.ready.Store(false)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	run, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
 	if w.push != nil {
 		var err error
 		if w.push.kv, err = w.cfg.Bus.KV(ctx, subjects.BucketPush); err != nil {
@@ -165,7 +167,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		var pushing sync.WaitGroup
 		defer pushing.Wait()
 		defer cancel()
-		pushing.Go(func() { w.push.run(ctx) })
+		pushing.Go(func() { fail(w.push.run(run)) })
 	}
 	if w.cfg.Registry.URL != "" {
 		var telling sync.WaitGroup
@@ -180,8 +182,6 @@ func (w *Worker) Run(ctx context.Context) error {
 		return fmt.Errorf("gateway: %w", err)
 	}
 	defer leave()
-	run, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
 	var over sync.WaitGroup
 	defer over.Wait()
 	defer fail(nil)
@@ -205,7 +205,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		},
 	})
 	if err == nil && ctx.Err() == nil {
-		err = context.Cause(run) // of the NATS binding
+		err = context.Cause(run) // of the NATS binding, or of push notifications
 	}
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
