@@ -32,7 +32,7 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 	}
 	cfg := gateway.Config{
 		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
-		Push: true, PushEndpoint: c.A2APush, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
+		Push: true, PushEndpoint: c.A2APush, KeepEnded: c.KeepEnded, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
 		Registry: gateway.Registry{URL: c.A2ARegistry, Token: c.A2ARegToken, Each: time.Duration(c.A2ARegEach)},
 	}
 	if c.A2ARegistry != "" && c.A2AURL == "" {

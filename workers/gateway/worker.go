@@ -40,6 +40,7 @@ type Config struct {
 	Push        bool     // push notifications, by the outbox of the webhooks
 	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
 	PushEndpoint string
+	KeepEnded    int // ended tasks that routers keep at most; absent: their default
 
 	// NATS is the root of the subjects on which the NATS binding is served, such
 	// as fleet.a2a; absent: it is not. NATSURL is where clients reach the server,
@@ -125,6 +126,7 @@ func New(cfg Config) (*Worker, error) {
 		}
 	}
 	w.feed = newFeed(w.log)
+	w.feed.maxEnded = cmp.Or(cfg.KeepEnded, maxEnded)
 	if cfg.Push {
 		w.push = newPusher(w)
 		w.feed.heardOf = w.push.mark
