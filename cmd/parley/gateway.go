@@ -85,7 +85,7 @@ func (a *app) gatewayAuth(address, what string, b *bus.Bus, log *slog.Logger) (g
 			Code: subjects.CodeAuthFailed, Action: "http", Message: workers.Clip(why), Address: workers.Clip(address),
 		})
 	}
-	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != "", Refused: refused}, nil
+	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != "", Now: b.Now, Refused: refused}, nil
 }
 
 // localOnly reports whether an address is reached from this machine alone.
