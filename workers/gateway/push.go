@@ -63,6 +63,7 @@ type pusher struct {
 
 	mu      sync.Mutex
 	configs map[subjects.TaskID]map[string]kept // by key
+	heard   map[subjects.TaskID]uint64          // the latest record of a task that has configs, where it is known
 	dirty   map[subjects.TaskID]bool
 	busy    map[subjects.TaskID]bool
 	wake    chan struct{} // capacity 1
@@ -74,16 +75,20 @@ type pusher struct {
 func newPusher(w *Worker) *pusher {
 	return &pusher{
 		w: w, configs: make(map[subjects.TaskID]map[string]kept),
-		dirty: make(map[subjects.TaskID]bool), busy: make(map[subjects.TaskID]bool), wake: make(chan struct{}, 1),
+		heard: make(map[subjects.TaskID]uint64), dirty: make(map[subjects.TaskID]bool), busy: make(map[subjects.TaskID]bool), wake: make(chan struct{}, 1),
 	}
 }
 
-// mark says that a task may have something to tell.
-func (p *pusher) mark(task subjects.TaskID) {
+// mark says that a task may have something to tell: its record seq, 0 where it is
+// not known which.
+func (p *pusher) mark(task subjects.TaskID, seq uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.configs[task]) == 0 {
 		return
+	}
+	if seq > 0 {
+		p.heard[task] = seq
 	}
 	p.dirty[task] = true
 	p.kick()
@@ -109,6 +114,7 @@ func (p *pusher) onEntry(e bus.Entry) {
 		delete(p.configs[id], e.Key)
 		if len(p.configs[id]) == 0 {
 			delete(p.configs, id)
+			delete(p.heard, id)
 		}
 		return
 	}
@@ -247,6 +253,7 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	for _, k := range p.configs[task] {
 		from = k.From
 	}
+	heard := p.heard[task]
 	p.mu.Unlock()
 	if from == "" {
 		return nil
@@ -265,6 +272,9 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	gone := err != nil && asFault(err).kind == kindTaskNotFound
 	if err != nil && !gone {
 		return err
+	}
+	if last != nil && last.Seq < heard {
+		return fmt.Errorf("the records end at %d, and %d was heard of", last.Seq, heard)
 	}
 	configs, err := p.stored(ctx, task)
 	if err != nil {

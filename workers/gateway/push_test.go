@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,10 +19,11 @@ import (
 )
 
 // pushing is a gateway on a bus of its own that knows one task, of which there
-// are as many records as its last one counts.
-func pushing(t *testing.T) (w *Worker, now *fleet.Event) {
+// are as many records as its last one counts; none where that is nil.
+func pushing(t *testing.T) (w *Worker, now *atomic.Pointer[fleet.Event]) {
 	t.Helper()
-	w, now = onBus(t), recorded("t1", 1, fleet.StateWorking)
+	w, now = onBus(t), new(atomic.Pointer[fleet.Event])
+	now.Store(recorded("t1", 1, fleet.StateWorking))
 	kv, err := w.cfg.Bus.KV(t.Context(), subjects.BucketPush)
 	if err != nil {
 		t.Fatal(err)
@@ -29,14 +31,15 @@ func pushing(t *testing.T) (w *Worker, now *fleet.Event) {
 	w.push = newPusher(w)
 	w.push.kv = kv
 	answers(t, w, "task", "events", func([]byte) any {
-		if now.Seq == 0 {
+		last := now.Load()
+		if last == nil {
 			return fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeNotFound, "there is no such task")}
 		}
 		reply := fleet.TaskEventsReply{}
-		for seq := range now.Seq - 1 {
-			reply.Events = append(reply.Events, *recorded(now.TaskID, seq+1, fleet.StateWorking))
+		for seq := range last.Seq - 1 {
+			reply.Events = append(reply.Events, *recorded(last.TaskID, seq+1, fleet.StateWorking))
 		}
-		reply.Events = append(reply.Events, *now)
+		reply.Events = append(reply.Events, *last)
 		return reply
 	})
 	return w, now
@@ -109,8 +112,8 @@ func TestReplacedPushConfigHearsAll(t *testing.T) {
 			return nil
 		})
 		synctest.Wait()
-		*now = *recorded("t1", 2, fleet.StateDone)
-		w.push.mark("t1")
+		now.Store(recorded("t1", 2, fleet.StateDone))
+		w.push.mark("t1", 2)
 		w.made(t, &call{from: anonymous}, in)
 		w.push.done(t.Context(), "t1", nil)
 		<-time.After(time.Minute)
@@ -170,8 +173,8 @@ func TestDeletedPushConfigs(t *testing.T) {
 			return nil
 		})
 		synctest.Wait()
-		now.Seq = 0
-		w.push.mark("t1")
+		now.Store(nil)
+		w.push.mark("t1", 0)
 		<-time.After(time.Minute)
 		for _, id := range []string{"deleted", "dropped"} {
 			m, err := w.cfg.Bus.Last(t.Context(), "KV_"+subjects.BucketPush, "$KV."+subjects.BucketPush+"."+pushKey("t1", id))
@@ -222,6 +225,32 @@ func TestPushConfigsUnread(t *testing.T) {
 			t.Errorf("the gateway goes on, Ready = %v", w.Ready())
 			cancel()
 			<-ended
+		}
+	})
+}
+
+// TestPushOfWhatIsReadLater: what a record says is told, too, where who is asked for
+// the records does not know it yet.
+func TestPushOfWhatIsReadLater(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, now := pushing(t)
+		w.feed.heardOf = w.push.mark
+		w.made(t, &call{from: anonymous}, &a2apb.TaskPushNotificationConfig{Id: "mine", Url: "https://hooks.example.org/a"})
+		bustest.Run(t, func(ctx context.Context) error {
+			if err := w.push.run(ctx); ctx.Err() == nil {
+				return err
+			}
+			return nil
+		})
+		synctest.Wait()
+		end := recorded("t1", 2, fleet.StateDone)
+		tell(w, end)
+		<-time.After(5 * time.Second)
+		now.Store(end)
+		<-time.After(time.Minute)
+		if all, err := w.push.list(t.Context(), anonymous, "t1"); err != nil || len(all) != 1 || !all[0].Done {
+			t.Errorf("configs %+v, %v, want one that is told the end", all, err)
 		}
 	})
 }
