@@ -3,7 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -74,7 +74,7 @@ func TestPushLeavesRoom(t *testing.T) {
 		var err error
 		n := 0
 		for ; err == nil && n < 100; n++ {
-			err = p.tell(t.Context(), fmt.Sprint(n), c, fleet.Trace{}, f)
+			err = p.tell(t.Context(), strconv.Itoa(n), c, fleet.Trace{}, f)
 		}
 		if err == nil {
 			t.Fatal("push notifications take more than there is room for")
