@@ -32,7 +32,7 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 	}
 	cfg := gateway.Config{
 		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
-		Push: true, PushEndpoint: c.A2APush, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
+		Push: true, PushEndpoint: c.A2APush, KeepEnded: c.KeepEnded, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
 		Registry: gateway.Registry{URL: c.A2ARegistry, Token: c.A2ARegToken, Each: time.Duration(c.A2ARegEach)},
 	}
 	if c.A2ARegistry != "" && c.A2AURL == "" {
@@ -85,7 +85,7 @@ func (a *app) gatewayAuth(address, what string, b *bus.Bus, log *slog.Logger) (g
 			Code: subjects.CodeAuthFailed, Action: "http", Message: workers.Clip(why), Address: workers.Clip(address),
 		})
 	}
-	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != "", Refused: refused}, nil
+	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != "", Now: b.Now, Refused: refused}, nil
 }
 
 // localOnly reports whether an address is reached from this machine alone.

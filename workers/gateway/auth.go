@@ -25,6 +25,8 @@ type Auth struct {
 	Issuer, Audience string
 	// Certificates: a client certificate that the server has verified counts.
 	Certificates bool
+	// Now is the time by which an issuer's tokens are judged; nil: this machine's.
+	Now func() time.Time
 	// Refused is told of callers who do not prove who they are, and from where
 	// they call.
 	Refused func(ctx context.Context, address, why string)
@@ -116,7 +118,7 @@ func (a *authenticator) verify(ctx context.Context, token string) (subjects.Agen
 		return "", away(err)
 	}
 	v := &verdict{keys: keys}
-	t, err := oidc.NewVerifier(a.cfg.Issuer, v, &oidc.Config{ClientID: a.cfg.Audience, SupportedSigningAlgs: keys.algorithms}).Verify(ctx, token)
+	t, err := oidc.NewVerifier(a.cfg.Issuer, v, &oidc.Config{ClientID: a.cfg.Audience, SupportedSigningAlgs: keys.algorithms, Now: a.cfg.Now}).Verify(ctx, token)
 	if v.away != nil {
 		return "", away(v.away)
 	}

@@ -117,6 +117,19 @@ func TestJWT(t *testing.T) {
 	}
 }
 
+// TestTokensByTheServersClock: a token has expired when it has by the clock of the
+// bus, whatever this machine's says.
+func TestTokensByTheServersClock(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t)
+	claims := jwt.Claims{Issuer: i.url, Subject: "user 1", Audience: jwt.Audience{"fleet"}, Expiry: jwt.NewNumericDate(time.Now().Add(time.Hour))}
+	a := newAuthenticator(Auth{Issuer: i.url, Audience: "fleet", Now: func() time.Time { return time.Now().Add(2 * time.Hour) }})
+	_, err := a.identify(t.Context(), http.Header{"Authorization": {"Bearer " + i.token(t, claims)}}, peer{})
+	if f := asFault(err); err == nil || f.kind != kindUnauthenticated || f.message != "the token has expired" {
+		t.Errorf("identify = %v, want that the token has expired", err)
+	}
+}
+
 // TestKeysAway: while the keys of a provider cannot be had, nobody knows whether
 // a token is valid; nobody is refused, or told of. Keys that are known stay.
 func TestKeysAway(t *testing.T) {

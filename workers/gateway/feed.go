@@ -23,7 +23,7 @@ const maxWaiting = 64
 type feed struct {
 	log      *slog.Logger
 	maxEnded int
-	heardOf  func(subjects.TaskID) // called for every task that a record comes of
+	heardOf  func(id subjects.TaskID, seq uint64) // called for every record of a task; seq is 0 where it was not read
 
 	mu    sync.Mutex
 	heard map[subjects.TaskID][]*watch
@@ -37,7 +37,7 @@ const maxEnded = 1_000_000
 
 func newFeed(log *slog.Logger) *feed {
 	return &feed{
-		log: log, maxEnded: maxEnded, heardOf: func(subjects.TaskID) {},
+		log: log, maxEnded: maxEnded, heardOf: func(subjects.TaskID, uint64) {},
 		heard: make(map[subjects.TaskID][]*watch), index: make(map[subjects.TaskID]*listed),
 	}
 }
@@ -61,7 +61,8 @@ func (f *feed) record(m bus.Msg) {
 		return
 	}
 	id := subjects.TaskID(vars[0])
-	defer f.heardOf(id)
+	var seq uint64
+	defer func() { f.heardOf(id, seq) }()
 	f.mu.Lock()
 	watched := len(f.heard[id]) > 0
 	f.mu.Unlock()
@@ -73,6 +74,7 @@ func (f *feed) record(m bus.Msg) {
 		f.log.Warn("record ignored", slog.String("task_id", string(id)), slog.Any("error", err))
 		return
 	}
+	seq = ev.Seq
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if ev.Facts.ContextID != "" {

@@ -62,9 +62,11 @@ func (w *Worker) Handlers() map[string]http.Handler {
 }
 
 // guarded is what holds for every page: the version is told, the host must be
-// ours, pages of other origins are let in only where they are listed.
+// ours, pages of other origins are let in only where they are listed, and who
+// does not read is let go.
 func (w *Worker) guarded(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		rw := w.impatient(out)
 		rw.Header()[headerVersion] = []string{protocolVersion} // as the specification writes it
 		rw.Header().Set("X-Content-Type-Options", "nosniff")
 		if !w.hostAllowed(r.Host) {
@@ -124,6 +126,9 @@ type impatient struct {
 }
 
 func (w *Worker) impatient(rw http.ResponseWriter) *impatient {
+	if i, already := rw.(*impatient); already {
+		return i
+	}
 	return &impatient{ResponseWriter: rw, rc: http.NewResponseController(rw), timeout: w.cfg.WriteTimeout}
 }
 
@@ -135,20 +140,40 @@ func (i *impatient) limit() error {
 	return nil
 }
 
+// atOnce is how many bytes are written within the time for it: who reads slowly
+// does read.
+const atOnce = 64 << 10
+
 // Write writes within the time for it.
 func (i *impatient) Write(p []byte) (int, error) {
-	if err := i.limit(); err != nil {
-		return 0, err
+	for n := 0; ; {
+		if err := i.limit(); err != nil {
+			return n, err
+		}
+		m, err := i.ResponseWriter.Write(p[n:min(n+atOnce, len(p))])
+		if n += m; err != nil || n == len(p) {
+			return n, err
+		}
 	}
-	return i.ResponseWriter.Write(p)
 }
 
 // Flush sends what was written.
-func (i *impatient) Flush() {
-	if i.limit() == nil && i.rc.Flush() == nil {
-		_ = i.rc.SetWriteDeadline(time.Time{}) // what cannot do that had no limit
+func (i *impatient) Flush() { _ = i.FlushError() }
+
+// FlushError is Flush that says whether it could.
+func (i *impatient) FlushError() error {
+	if err := i.limit(); err != nil {
+		return err
 	}
+	if err := i.rc.Flush(); err != nil {
+		return err
+	}
+	_ = i.rc.SetWriteDeadline(time.Time{}) // what cannot do that had no limit
+	return nil
 }
+
+// Unwrap is for http.ResponseController.
+func (i *impatient) Unwrap() http.ResponseWriter { return i.ResponseWriter }
 
 // admitHTTP admits an HTTP request that has been read.
 func (w *Worker) admitHTTP(rw http.ResponseWriter, r *http.Request, legacy bool) (*call, error) {
@@ -285,11 +310,9 @@ func (w *Worker) retryHeaders(rw http.ResponseWriter, f *fault) {
 
 // sse writes the events of one stream.
 type sse struct {
-	rw      http.ResponseWriter
-	rc      *http.ResponseController
-	began   bool
-	wrap    func(json.RawMessage) ([]byte, error)
-	timeout time.Duration
+	rw    *impatient
+	began bool
+	wrap  func(json.RawMessage) ([]byte, error)
 }
 
 // frame writes one event; the first one begins the stream.
@@ -317,13 +340,10 @@ func (s *sse) write(text string) error {
 		s.rw.WriteHeader(http.StatusOK)
 	}
 	// A reader that does not read is let go; it resumes where it was.
-	if err := s.rc.SetWriteDeadline(time.Now().Add(s.timeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return err
-	}
 	if _, err := io.WriteString(s.rw, text); err != nil {
 		return err
 	}
-	return s.rc.Flush()
+	return s.rw.FlushError()
 }
 
 // dialect is how a binding writes a stream.
@@ -335,7 +355,7 @@ type dialect struct {
 
 // serveStream runs a streaming operation.
 func (w *Worker) serveStream(rw http.ResponseWriter, r *http.Request, c *call, op *operation, req proto.Message, d dialect) {
-	s := &sse{rw: rw, rc: http.NewResponseController(rw), wrap: d.wrap, timeout: w.cfg.WriteTimeout}
+	s := &sse{rw: w.impatient(rw), wrap: d.wrap}
 	ctx, cancel := w.during(r.Context())
 	defer cancel()
 	frames := make(chan frame)

@@ -128,29 +128,35 @@ func (w *Worker) listTasks(ctx context.Context, c *call, req *a2apb.ListTasksReq
 	found, total := w.feed.find(q)
 	out := &a2apb.ListTasksResponse{Tasks: []*a2apb.Task{}, PageSize: int32(q.size)}
 	for {
-		n := min(q.size-len(out.Tasks), len(found))
+		n := min(q.size, len(found))
 		tasks, err := w.readAll(ctx, c, found[:n])
 		if err != nil {
 			return nil, err
 		}
-		for _, t := range tasks {
-			if t == nil {
+		more := n < len(found) // is behind the page
+		for i, t := range tasks {
+			switch {
+			case t == nil:
 				total--
+				continue
+			case len(out.Tasks) == q.size:
+				more = true
 				continue
 			}
 			if !req.GetIncludeArtifacts() {
 				t.Artifacts = nil
 			}
 			out.Tasks = append(out.Tasks, trimmed(t, req.HistoryLength))
+			q.after = cursor{found[i].updated, found[i].id}
 		}
-		if n == len(found) {
-			break // nothing is behind them
+		if !more {
+			break
 		}
-		q.after = cursor{found[n-1].updated, found[n-1].id}
 		if len(out.Tasks) == q.size {
 			out.NextPageToken = q.after.token()
 			break
 		}
+		q.after = cursor{found[n-1].updated, found[n-1].id}
 		found, _ = w.feed.find(q) // some are gone
 	}
 	out.TotalSize = int32(min(total, 1<<31-1))

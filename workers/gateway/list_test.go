@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -15,6 +16,7 @@ import (
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 
 	"parley/bus"
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -111,6 +113,62 @@ func TestPagesPassOverWhatIsGone(t *testing.T) {
 		want := []string{"there-8 there-7", "there-6 there-5", "there-4 there-3", "there-2 there-1", "there-0"}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("pages (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestPagesAreReadAtOnce: of what may be gone as much is read at once as a page has,
+// to the end.
+func TestPagesAreReadAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := onBus(t)
+		_, err := w.cfg.Bus.Subscribe(subjects.API(anonymous, "task", "events"), "", func(m bus.Msg) {
+			time.AfterFunc(time.Second, func() {
+				req, err := fleet.DecodeRequest[fleet.TaskEvents](m.Data)
+				var reply any = fleet.TaskEventsReply{Events: []fleet.Event{*recorded(req.TaskID, 1, fleet.StateWorking)}}
+				if strings.HasPrefix(string(req.TaskID), "gone") {
+					reply = fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeNotFound, "there is no such task")}
+				}
+				if err = errors.Join(err, m.Respond(fleet.MustEncode(reply), nil)); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 100 {
+			id := subjects.TaskID(fmt.Sprintf("gone-%d", i))
+			if i < 3 || i == 90 || i == 99 {
+				id = subjects.TaskID(fmt.Sprintf("there-%d", i))
+			}
+			w.feed.index[id] = &listed{id: id, from: anonymous, updated: int64(100 - i)}
+		}
+		began := time.Now()
+		res, err := w.listTasks(t.Context(), &call{from: anonymous}, &a2apb.ListTasksRequest{PageSize: new(int32(4))})
+		if err != nil || len(res.GetTasks()) != 4 || res.GetTasks()[3].GetId() != "there-90" {
+			t.Fatalf("listTasks = %v, %v, want four tasks", res, err)
+		}
+		if took := time.Since(began); took > 30*time.Second {
+			t.Errorf("a page took %s", took)
+		}
+		if res, err = w.listTasks(t.Context(), &call{from: anonymous}, &a2apb.ListTasksRequest{PageSize: new(int32(4)), PageToken: res.GetNextPageToken()}); err != nil ||
+			len(res.GetTasks()) != 1 || res.GetNextPageToken() != "" {
+			t.Errorf("the next page is %v, %v, want one task", res, err)
+		}
+	})
+}
+
+// TestEndedAreThoseOfRouters: ListTasks knows as many ended tasks as routers keep.
+func TestEndedAreThoseOfRouters(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		for want, cfg := range map[int]Config{maxEnded: {Bus: b}, 3: {Bus: b, KeepEnded: 3}} {
+			if w, err := New(cfg); err != nil || w.feed.maxEnded != want {
+				t.Errorf("New(%d) knows %d ended tasks, %v, want %d", cfg.KeepEnded, w.feed.maxEnded, err, want)
+			}
 		}
 	})
 }

@@ -13,9 +13,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"parley/bus"
 	"parley/bus/crash"
@@ -64,24 +63,32 @@ type pusher struct {
 
 	mu      sync.Mutex
 	configs map[subjects.TaskID]map[string]kept // by key
+	heard   map[subjects.TaskID]uint64          // the latest record of a task that has configs, where it is known
 	dirty   map[subjects.TaskID]bool
 	busy    map[subjects.TaskID]bool
 	wake    chan struct{} // capacity 1
+
+	outbox shared[bus.StreamState]
+	taken  atomic.Uint64 // bytes of the outbox, since it was asked for
 }
 
 func newPusher(w *Worker) *pusher {
 	return &pusher{
 		w: w, configs: make(map[subjects.TaskID]map[string]kept),
-		dirty: make(map[subjects.TaskID]bool), busy: make(map[subjects.TaskID]bool), wake: make(chan struct{}, 1),
+		heard: make(map[subjects.TaskID]uint64), dirty: make(map[subjects.TaskID]bool), busy: make(map[subjects.TaskID]bool), wake: make(chan struct{}, 1),
 	}
 }
 
-// mark says that a task may have something to tell.
-func (p *pusher) mark(task subjects.TaskID) {
+// mark says that a task may have something to tell: its record seq, 0 where it is
+// not known which.
+func (p *pusher) mark(task subjects.TaskID, seq uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.configs[task]) == 0 {
 		return
+	}
+	if seq > 0 {
+		p.heard[task] = seq
 	}
 	p.dirty[task] = true
 	p.kick()
@@ -107,6 +114,7 @@ func (p *pusher) onEntry(e bus.Entry) {
 		delete(p.configs[id], e.Key)
 		if len(p.configs[id]) == 0 {
 			delete(p.configs, id)
+			delete(p.heard, id)
 		}
 		return
 	}
@@ -118,7 +126,8 @@ func (p *pusher) onEntry(e bus.Entry) {
 	p.learn(e.Key, k)
 }
 
-// learn needs the lock. A config that is new may have something to tell at once.
+// learn needs the lock. A config that is new, or took the place of another one, may
+// have something to tell at once.
 func (p *pusher) learn(key string, k kept) {
 	of := p.configs[k.TaskID]
 	if of == nil {
@@ -130,7 +139,7 @@ func (p *pusher) learn(key string, k kept) {
 		return
 	}
 	of[key] = k
-	if !k.Done && (!known || was.Sent > k.Sent) {
+	if !k.Done && (!known || was.Sent >= k.Sent) {
 		p.dirty[k.TaskID] = true
 		p.kick()
 	}
@@ -143,13 +152,15 @@ const (
 	pushRetry = time.Second
 )
 
-// run tells until ctx ends.
-func (p *pusher) run(ctx context.Context) {
+// run tells until ctx ends, or the configs can be watched no more.
+func (p *pusher) run(ctx context.Context) error {
+	ctx, fail := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer fail(nil)
 	wg.Go(func() {
-		if err := p.kv.Watch(ctx, p.onEntry); err != nil && ctx.Err() == nil {
-			p.w.log.Error("watch push configs", slog.Any("error", err))
+		if err := p.kv.Watch(ctx, p.onEntry); err != nil {
+			fail(fmt.Errorf("watch push configs: %w", err))
 		}
 	})
 	slots := make(chan struct{}, pushers)
@@ -158,7 +169,7 @@ func (p *pusher) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return context.Cause(ctx)
 		case <-p.wake:
 		case <-retry.C:
 		}
@@ -166,7 +177,7 @@ func (p *pusher) run(ctx context.Context) {
 			select {
 			case slots <- struct{}{}:
 			case <-ctx.Done():
-				return
+				return context.Cause(ctx)
 			}
 			wg.Go(func() {
 				err := p.push(ctx, task)
@@ -199,6 +210,9 @@ func (p *pusher) done(ctx context.Context, task subjects.TaskID, err error) {
 	delete(p.busy, task)
 	if err != nil && ctx.Err() == nil {
 		p.dirty[task] = true
+		if errors.Is(err, errNoRoom) {
+			return // that is told once for all
+		}
 		p.w.log.Warn("push notifications wait", slog.String("task_id", string(task)), slog.Any("error", err))
 		return
 	}
@@ -239,9 +253,13 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	for _, k := range p.configs[task] {
 		from = k.From
 	}
+	heard := p.heard[task]
 	p.mu.Unlock()
 	if from == "" {
 		return nil
+	}
+	if err := p.room(ctx, 0); err != nil {
+		return err
 	}
 	var all []news
 	var last *fleet.Event
@@ -255,15 +273,17 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	if err != nil && !gone {
 		return err
 	}
+	if last != nil && last.Seq < heard {
+		return fmt.Errorf("the records end at %d, and %d was heard of", last.Seq, heard)
+	}
 	configs, err := p.stored(ctx, task)
 	if err != nil {
 		return err
 	}
-	keys := slices.Sorted(maps.Keys(configs))
 	if gone {
-		return p.drop(ctx, keys)
+		return p.drop(ctx, configs)
 	}
-	for _, key := range keys {
+	for _, key := range slices.Sorted(maps.Keys(configs)) {
 		if err := p.tellAll(ctx, key, configs[key], all, last); err != nil {
 			return err
 		}
@@ -287,48 +307,6 @@ func (p *pusher) tellAll(ctx context.Context, key string, k kept, all []news, la
 		}
 	}
 	return p.told(ctx, key, k, last)
-}
-
-// tell stores one delivery. Its id follows from what it is, so that it is one
-// however often it is stored.
-func (p *pusher) tell(ctx context.Context, what string, c *pushConfig, trace fleet.Trace, f frame) error {
-	body, err := protojson.Marshal(f.msg)
-	if err == nil {
-		body, err = compact(body)
-	}
-	if err != nil {
-		return err
-	}
-	sum := sha256.Sum256([]byte(what))
-	d := c.delivery(hex.EncodeToString(sum[:20]), p.w.cfg.PushEndpoint)
-	d.Body, d.Traceparent = body, trace.In(fleet.SpanTask, 0)
-	data, err := fleet.Encode(d)
-	if err != nil {
-		return err
-	}
-	crash.Point("before_push")
-	if _, err = p.w.cfg.Bus.Store(ctx, subjects.Webhook(d.Order, d.DeliveryID), data, string(d.DeliveryID), nil); err != nil {
-		return err
-	}
-	crash.Point("after_push")
-	return nil
-}
-
-// delivery is a delivery to the receiver, without its body.
-func (p *pushConfig) delivery(id, endpoint string) *fleet.Delivery {
-	d := &fleet.Delivery{
-		Header:     fleet.Header{Type: fleet.TypeDelivery, ProtocolVersion: fleet.Version},
-		DeliveryID: subjects.DeliveryID(id), Endpoint: endpoint, URL: p.URL,
-		Headers: map[string]string{}, ContentType: "application/a2a+json", Order: string(p.TaskID), Schedule: fleet.SchedulePush, TaskID: p.TaskID,
-	}
-	if p.Scheme != "" {
-		d.Headers["Authorization"] = strings.TrimSpace(p.Scheme + " " + p.Credentials)
-	}
-	if p.Token != "" {
-		d.Headers["A2A-Notification-Token"] = p.Token
-		d.Headers["X-A2A-Notification-Token"] = p.Token
-	}
-	return d
 }
 
 // told notes how far a receiver has been told. Whoever else has noted more was
@@ -355,17 +333,37 @@ func (p *pusher) told(ctx context.Context, key string, k kept, last *fleet.Event
 	return nil
 }
 
-// drop removes the configs of a task whose records are gone.
-func (p *pusher) drop(ctx context.Context, keys []string) error {
-	for _, key := range keys {
-		if err := p.kv.Delete(ctx, key); err != nil {
+// drop removes the configs of a task whose records are gone, as all replicas do.
+func (p *pusher) drop(ctx context.Context, configs map[string]kept) error {
+	for key, k := range configs {
+		if err := p.kv.DeleteRevision(ctx, key, k.rev); err != nil && !errors.Is(err, bus.ErrConflict) {
 			return err
 		}
 	}
 	return nil
 }
 
-// set stores a config in the place of one with the same id.
+// remove deletes a caller's config, if there is one.
+func (p *pusher) remove(ctx context.Context, from subjects.AgentID, task subjects.TaskID, id string) error {
+	key := pushKey(task, id)
+	for range setTries {
+		all, err := p.stored(ctx, task)
+		if err != nil {
+			return err
+		}
+		k, there := all[key]
+		if !there || k.From != from {
+			return nil
+		}
+		if err := p.kv.DeleteRevision(ctx, key, k.rev); !errors.Is(err, bus.ErrConflict) {
+			return err
+		}
+	}
+	return changing()
+}
+
+// set stores a config. In the place of one with the same id it goes on where that
+// one was.
 func (p *pusher) set(ctx context.Context, c *pushConfig) error {
 	if err := c.check(p.w.cfg.PushEndpoint); err != nil {
 		return err
@@ -376,29 +374,38 @@ func (p *pusher) set(ctx context.Context, c *pushConfig) error {
 			return err
 		}
 		key := pushKey(c.TaskID, c.ID)
-		switch old, there := all[key]; {
+		old, there := all[key]
+		switch {
 		case there && old.From != c.From:
 			return badField("id", "another caller's config has it")
 		case !there && len(all) >= maxPushConfigs:
 			return faultf(kindInvalidParams, fmt.Sprintf("a task has at most %d push notification configs", maxPushConfigs))
 		}
-		if err := p.kv.Delete(ctx, key); err != nil {
-			return err
-		}
+		ttl := max(time.Until(c.Until), time.Minute)
 		crash.Point("before_push_config")
-		_, err = p.kv.Create(ctx, key, fleet.MustEncode(c), max(time.Until(c.Until), time.Minute))
+		if there {
+			next := *c
+			next.Sent, next.Done = min(old.Sent, c.Sent), old.Done
+			_, err = p.kv.UpdateFor(ctx, key, fleet.MustEncode(next), old.rev, ttl)
+		} else {
+			_, err = p.kv.Create(ctx, key, fleet.MustEncode(c), ttl)
+		}
 		crash.Point("after_push_config")
-		if !errors.Is(err, bus.ErrExists) { // otherwise somebody has just set the same
+		if !errors.Is(err, bus.ErrExists) && !errors.Is(err, bus.ErrConflict) { // otherwise somebody has just changed it
 			return err
 		}
 	}
+	return changing()
+}
+
+// setTries is how often a config is changed while others change the same.
+const setTries = 20
+
+func changing() error {
 	f := faultf(kindUnavailable, "the push notification config is being changed just now; repeat the call")
 	f.retry = time.Second
 	return f
 }
-
-// setTries is how often a config is set while others set the same.
-const setTries = 20
 
 // check refuses a config that no delivery could be made of.
 func (p *pushConfig) check(endpoint string) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -53,15 +54,19 @@ func until(ev *fleet.Event) time.Time {
 // newPush is a client's config for a task, of which the receiver knows the
 // records up to sent.
 func newPush(c *call, in *a2apb.TaskPushNotificationConfig, ev *fleet.Event, sent uint64) *pushConfig {
-	id := in.GetId()
-	if id == "" {
-		id = uuid.NewString()
-	}
 	return &pushConfig{
-		ID: id, TaskID: ev.TaskID, From: c.from, Tenant: in.GetTenant(), URL: in.GetUrl(), Token: in.GetToken(),
+		ID: pick(in.GetId(), idOfPush(c, in, ev.TaskID)), TaskID: ev.TaskID, From: c.from, Tenant: in.GetTenant(), URL: in.GetUrl(), Token: in.GetToken(),
 		Scheme: in.GetAuthentication().GetScheme(), Credentials: in.GetAuthentication().GetCredentials(),
 		Sent: sent, Until: until(ev),
 	}
+}
+
+// idOfPush is the id of a config that has none: the same for the same caller and
+// receiver, so that a repeat makes no second one.
+func idOfPush(c *call, in *a2apb.TaskPushNotificationConfig, task subjects.TaskID) string {
+	return uuid.NewSHA1(idsOfKeys, []byte(strings.Join([]string{
+		"push", string(c.from), string(task), in.GetUrl(), in.GetToken(), in.GetAuthentication().GetScheme(), in.GetAuthentication().GetCredentials(),
+	}, "\x00"))).String()
 }
 
 // checkPush refuses what cannot be a config.
@@ -154,14 +159,8 @@ func (w *Worker) deletePush(ctx context.Context, c *call, req *a2apb.DeleteTaskP
 	if _, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId()); err != nil {
 		return nil, err
 	}
-	all, err := w.push.list(ctx, c.from, subjects.TaskID(req.GetTaskId()))
-	if err != nil {
+	if err := w.push.remove(ctx, c.from, subjects.TaskID(req.GetTaskId()), req.GetId()); err != nil {
 		return nil, err
-	}
-	if slices.ContainsFunc(all, func(p pushConfig) bool { return p.ID == req.GetId() }) {
-		if err := w.push.kv.Delete(ctx, pushKey(subjects.TaskID(req.GetTaskId()), req.GetId())); err != nil {
-			return nil, err
-		}
 	}
 	return &emptypb.Empty{}, nil
 }

@@ -63,9 +63,6 @@ func (w *Worker) deliver(ctx context.Context, c *call, req *a2apb.SendMessageReq
 	}
 	// The receiver is told from the record on that took the message.
 	cfg := newPush(c, push, &fleet.Event{TaskID: s.watch.task, Facts: fleet.Facts{Deadline: time.Now().Add(fleet.MaxDeadline)}}, s.since-1)
-	if push.GetId() == "" && c.key != "" {
-		cfg.ID = idOfKey(c, "push", cfg.TaskID)
-	}
 	if err := w.push.set(ctx, cfg); err != nil {
 		w.feed.unwatch(s.watch)
 		return nil, about(c, cfg.TaskID, "the message was taken, its push notification config was not", err)

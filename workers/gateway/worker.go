@@ -40,6 +40,7 @@ type Config struct {
 	Push        bool     // push notifications, by the outbox of the webhooks
 	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
 	PushEndpoint string
+	KeepEnded    int // ended tasks that routers keep at most; absent: their default
 
 	// NATS is the root of the subjects on which the NATS binding is served, such
 	// as fleet.a2a; absent: it is not. NATSURL is where clients reach the server,
@@ -125,6 +126,7 @@ func New(cfg Config) (*Worker, error) {
 		}
 	}
 	w.feed = newFeed(w.log)
+	w.feed.maxEnded = cmp.Or(cfg.KeepEnded, maxEnded)
 	if cfg.Push {
 		w.push = newPusher(w)
 		w.feed.heardOf = w.push.mark
@@ -157,6 +159,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer w.ready.Store(false)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	run, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
 	if w.push != nil {
 		var err error
 		if w.push.kv, err = w.cfg.Bus.KV(ctx, subjects.BucketPush); err != nil {
@@ -165,7 +169,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		var pushing sync.WaitGroup
 		defer pushing.Wait()
 		defer cancel()
-		pushing.Go(func() { w.push.run(ctx) })
+		pushing.Go(func() { fail(w.push.run(run)) })
 	}
 	if w.cfg.Registry.URL != "" {
 		var telling sync.WaitGroup
@@ -180,8 +184,6 @@ func (w *Worker) Run(ctx context.Context) error {
 		return fmt.Errorf("gateway: %w", err)
 	}
 	defer leave()
-	run, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
 	var over sync.WaitGroup
 	defer over.Wait()
 	defer fail(nil)
@@ -205,7 +207,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		},
 	})
 	if err == nil && ctx.Err() == nil {
-		err = context.Cause(run) // of the NATS binding
+		err = context.Cause(run) // of the NATS binding, or of push notifications
 	}
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)

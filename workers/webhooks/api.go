@@ -276,7 +276,7 @@ func (w *Worker) change(ctx context.Context, e *entry, from subjects.AgentID, ve
 			return s, err
 		}
 		s.Sending, s.Updated = nil, w.now()
-		_, err := w.write(ctx, &s, seq, told(&s, from, verb))
+		err := w.end(ctx, e, &s, seq, told(&s, from, verb))
 		if err == nil {
 			w.poke()
 			return s, nil

@@ -49,7 +49,7 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 	d, err := w.load(ctx, &state)
 	if err != nil {
 		if errors.Is(err, errGone) {
-			return w.kill(ctx, state, seq, subjects.CodeNotFound, err.Error())
+			return w.kill(ctx, e, state, seq, subjects.CodeNotFound, err.Error())
 		}
 		return err
 	}
@@ -84,7 +84,7 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 	crash.Point("after_webhook_send")
 	ep.schedule(d.Schedule).next(&state, o, w.now(), Jitter)
 	w.tell(&state, o)
-	if _, err = w.write(ctx, &state, seq, ended(&state)); err != nil {
+	if err := w.end(ctx, e, &state, seq, ended(&state)); err != nil {
 		return err
 	}
 	crash.Point("after_webhook_outcome")
@@ -129,14 +129,29 @@ func (w *Worker) expire(ctx context.Context, e *entry) error {
 	}
 	w.log.Error("webhook is a dead letter", slog.String("delivery_id", string(e.id)), slog.String("endpoint", state.Endpoint),
 		slog.String("task_id", string(state.TaskID)), slog.Int("attempt", state.Attempts))
-	return w.kill(ctx, state, seq, subjects.CodeDeadlineExceeded, says)
+	return w.kill(ctx, e, state, seq, subjects.CodeDeadlineExceeded, says)
 }
 
 // kill ends a delivery without an attempt.
-func (w *Worker) kill(ctx context.Context, state fleet.DeliveryState, seq uint64, code subjects.Code, says string) error {
+func (w *Worker) kill(ctx context.Context, e *entry, state fleet.DeliveryState, seq uint64, code subjects.Code, says string) error {
 	state.State, state.Sending, state.NextAt, state.HoldUntil = fleet.DeliveryDead, nil, nil, nil
 	state.Updated, state.Error = w.now(), &fleet.Reason{Code: code, Message: says}
-	_, err := w.write(ctx, &state, seq, ended(&state))
+	return w.end(ctx, e, &state, seq, ended(&state))
+}
+
+// end stores what became of a delivery. Where the outbox is full, one that ended
+// makes room for the word of it, or nothing there would ever end; only what died
+// and a human must hear of is kept, to be sent again.
+func (w *Worker) end(ctx context.Context, e *entry, state *fleet.DeliveryState, seq uint64, told []byte) error {
+	_, err := w.write(ctx, state, seq, told)
+	kept := state.State == fleet.DeliveryPending || state.State == fleet.DeliveryDead && state.Schedule != fleet.SchedulePush
+	if !errors.Is(err, bus.ErrFull) || kept {
+		return err
+	}
+	if err := w.purge(ctx, e); err != nil {
+		return err
+	}
+	_, err = w.write(ctx, state, seq, told)
 	return err
 }
 

@@ -2,6 +2,7 @@ package webhooks_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"parley/bus"
 	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -395,4 +397,37 @@ func TestAPIIsTheOperators(t *testing.T) {
 			t.Errorf("drop %s = %v, want %s", req, err, want)
 		}
 	}
+}
+
+// TestFullOutboxDrains: what ends makes room for the word of it, so that an outbox
+// which is full does not stay so.
+func TestFullOutboxDrains(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Connect(t)
+	if err := b.Provision(t.Context(), bus.Provisioning{WebhooksMaxBytes: 256 << 10}); err != nil {
+		t.Fatal(err)
+	}
+	start(t, webhooks.Config{Bus: b, Operators: []subjects.AgentID{"operator"}})
+	soon := time.Now().Add(3 * time.Second)
+	var err error
+	for i, size := 0, 32<<10; size > 0; i++ {
+		d := fleet.Delivery{
+			DeliveryID: subjects.DeliveryID(fmt.Sprint("d", i)), Order: "t1", Endpoint: "nowhere", Schedule: fleet.SchedulePush,
+			Body: json.RawMessage(`"` + strings.Repeat("x", size) + `"`),
+		}
+		d.Type = fleet.TypeDelivery
+		if i > 0 {
+			d.NotAfter = &soon
+		}
+		if _, err = b.Store(t.Context(), subjects.Webhook(d.Order, d.DeliveryID), fleet.MustEncode(&d), string(d.DeliveryID), nil); err != nil {
+			size /= 2
+		}
+	}
+	if !errors.Is(err, bus.ErrFull) {
+		t.Fatalf("Store = %v, want ErrFull", err)
+	}
+	if _, err := ask[fleet.WebhookView](t, b, "drop", fleet.WebhookRef{DeliveryID: "d0"}); err != nil {
+		t.Errorf("drop = %v", err)
+	}
+	await(t, b, "d1", fleet.DeliveryDead)
 }
