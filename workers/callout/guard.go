@@ -62,7 +62,10 @@ func (i *Identities) stored(m bus.Msg) error {
 	ctx, cancel := context.WithTimeout(context.Background(), storeTry)
 	defer cancel()
 	var err error
-	if i.terms.Signed {
+	if !subjects.ValidToken(string(author)) { // the store could not be asked about it, ever
+		err = subjects.Errorf(subjects.CodeInvalidID, "the subject is of no agent")
+	}
+	if err == nil && i.terms.Signed {
 		err = i.message(ctx, author, m, ofStream)
 	}
 	if err == nil && m.Stream == subjects.StreamAnnounce {

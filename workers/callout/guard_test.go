@@ -361,6 +361,36 @@ func TestAnnounceOfAnIdentityJustAdded(t *testing.T) {
 	}
 }
 
+// What a stream has under a name that no agent can have is passed over, and
+// holds up nothing.
+func TestStoredUnderNoName(t *testing.T) {
+	t.Parallel()
+	for name, terms := range map[string]callout.Terms{"signed": {Signed: true}, "strict": {Strict: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, 1)
+			reader := f.server.Connect(t)
+			if _, err := callout.Open(t.Context(), reader, terms, slog.New(slog.DiscardHandler)); err != nil {
+				t.Fatal(err)
+			}
+			h := bus.Header{subjects.HeaderAgent: {"x$y"}, subjects.HeaderSignature: {"00"}}
+			if _, err := f.client.Store(t.Context(), "fleet.announce.x$y.main", []byte("{}"), "", h); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			refused := ""
+			err := reader.Tail(ctx, bus.Tail{
+				Stream: subjects.StreamAnnounce, Handle: func(bus.Msg) { t.Error("it was let in") },
+				Refused: func(_ bus.Msg, err error) { refused = string(subjects.CodeOf(err)) }, CaughtUp: func(uint64) { cancel() },
+			})
+			if err != nil || refused != string(subjects.CodeInvalidID) {
+				t.Errorf("refused with %q, %v, want %q", refused, err, subjects.CodeInvalidID)
+			}
+		})
+	}
+}
+
 // A heartbeat goes to several workers of one process: each gets it once, and
 // none a second time.
 func TestSignedHeartbeats(t *testing.T) {
