@@ -301,8 +301,10 @@ func merge(have, want jetstream.StreamConfig) (jetstream.StreamConfig, []differe
 
 	const recreate = "stop all workers, back the stream up (nats stream backup), delete it, restore it (nats stream restore --config, with this changed), and start them again"
 	if have.Storage != want.Storage {
-		note(difference{"storage", have.Storage.String(), want.Storage.String(), true, false,
-			"no stream in memory can be backed up: have the work end that is in it, stop all workers, delete it, and start them again"})
+		note(difference{
+			"storage", have.Storage.String(), want.Storage.String(), true, false,
+			"no stream in memory can be backed up: have the work end that is in it, stop all workers, delete it, and start them again",
+		})
 	}
 	if was := have.Name == subjects.StreamInbox && have.Retention == jetstream.WorkQueuePolicy; have.Retention != want.Retention && !was { // it was made so once, and works
 		note(difference{"retention", have.Retention.String(), want.Retention.String(), true, false, recreate})

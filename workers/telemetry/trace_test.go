@@ -360,11 +360,11 @@ func TestACollectorThatHangs(t *testing.T) {
 	}
 	<-asked
 	bustest.Eventually(t, "traces that are dropped", func() bool { return value(page(t, w), "parley_traces_dropped_total") > 0 })
-	began := time.Now()
+	stopped := time.Now()
 	stop()
 	select {
 	case err := <-ended:
-		t.Logf("ended after %s: %v", time.Since(began), err)
+		t.Logf("ended after %s: %v", time.Since(stopped), err)
 	case <-time.After(most):
 		t.Errorf("the worker still runs %s after its end", most)
 	}
