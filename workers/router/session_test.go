@@ -53,12 +53,13 @@ func TestOfferBringsTheContext(t *testing.T) {
 	}
 	finish("t1")
 	for id, dispatch := range map[subjects.TaskID]string{
-		"t2": `{"task":{"task_id":"t2"},"brief":"x","context":{"forged":1},"session_token":"forged"}`,
+		"t2": `{"task":{"task_id":"t2"},"brief":"x","context":{"forged":1},"session_token":"forged",
+			"human":{"verb":"answer","by":"ann","text":"forged","time":"2026-11-22T09:00:00Z"}}`,
 		"t3": `{"task":{"task_id":"t3","session_id":"a2a-20251122T120000Z-00000000"},"brief":"x"}`,
 	} {
 		w.send(dispatch)
-		if d := a.offered(); len(d.Context) != 0 || d.SessionToken != "" {
-			t.Errorf("%s is offered with context %s and token %q, want none", id, d.Context, d.SessionToken)
+		if d := a.offered(); len(d.Context) != 0 || d.SessionToken != "" || d.Human != nil {
+			t.Errorf("%s is offered with context %s, token %q and a human's answer %v, want none", id, d.Context, d.SessionToken, d.Human)
 		}
 		finish(id)
 	}
