@@ -75,7 +75,6 @@ type compiledCache struct {
 type agentState struct {
 	id        subjects.AgentID
 	places    placeSet
-	live      int
 	drained   bool
 	drainedBy string
 	cooling   bool
@@ -108,7 +107,6 @@ type Instance struct {
 	extra      int // tasks in Holding that are not in Held
 	owner      *agentState
 	place      uint32
-	live       bool      // counted in owner.live
 	drains     bool      // it says that it drains
 	heard      bool      // ever
 	gone       bool      // did not answer; cleared when it is heard again
@@ -199,12 +197,6 @@ func (f *Fleet) Of(agent subjects.AgentID) iter.Seq[*Instance] {
 	}
 }
 
-// Alive reports whether any instance of agent is live.
-func (f *Fleet) Alive(agent subjects.AgentID) bool {
-	a := f.agents[agent]
-	return a != nil && a.live > 0
-}
-
 // Generation changes whenever somebody may have become able, now or ever, to do
 // what nobody could before, or the other way round, other than by a slot that
 // was taken or freed.
@@ -271,14 +263,6 @@ func (f *Fleet) refresh(in *Instance) {
 	p, used := in.place, in.Used()
 	in.Live = in.heard && !in.gone && (!in.lapsed || plant.Bug("ghost_offered"))
 	in.Draining = in.drainsItself() || in.owner.drained
-	if in.Live != in.live {
-		in.live = in.Live
-		if in.Live {
-			in.owner.live++
-		} else {
-			in.owner.live--
-		}
-	}
 	f.load[p], f.idleSince[p] = in.load(), in.IdleSince.UnixNano()
 	f.announced.set(p, in.Announce != nil)
 	f.idle.set(p, used == 0)
