@@ -279,7 +279,7 @@ func TestNATSAlive(t *testing.T) {
 	address, _ := w.gateway(gateway.Config{KeepAlive: 20 * time.Millisecond, WriteTimeout: time.Second})
 	c := &client{T: t, w: w, b: natsBinding{}, at: address, h: v10}
 	id := c.send(now("gate alive")).GetId()
-	w.await(id, working)
+	w.await(t, id, working)
 	there := c.stream("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: id})
 	c.next(there)
 	silent := converse(t, address, "SubscribeToTask", v10, &a2apb.SubscribeToTaskRequest{Id: id})
@@ -320,7 +320,7 @@ func TestNATSConfirmIsTheCallers(t *testing.T) {
 	address, _ := w.gateway(gateway.Config{KeepAlive: 20 * time.Millisecond, WriteTimeout: 30 * time.Second})
 	c := &client{T: t, w: w, b: natsBinding{}, at: address, h: v10}
 	id := c.send(now("gate confirm")).GetId()
-	w.await(id, working)
+	w.await(t, id, working)
 	talk := converse(t, address, "SubscribeToTask", v10, &a2apb.SubscribeToTaskRequest{Id: id})
 	defer talk.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

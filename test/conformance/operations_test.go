@@ -113,7 +113,7 @@ var operationChecks = []check{
 		m = now("gate filter-" + c.b.name())
 		m.Message.ContextId = ctx
 		held := c.send(m)
-		c.w.await(held.GetId(), working)
+		c.w.await(c.T, held.GetId(), working)
 		for _, q := range []struct {
 			req  *a2apb.ListTasksRequest
 			want []string
@@ -218,7 +218,7 @@ var operationChecks = []check{
 		key := c.h.with("Idempotency-Key", "more-"+c.b.name())
 		gate := "more-" + c.b.name()
 		t := c.send(now("gate " + gate))
-		c.w.await(t.GetId(), working)
+		c.w.await(c.T, t.GetId(), working)
 		more := now("more")
 		more.Message.TaskId = t.GetId()
 		c.h = key
@@ -231,7 +231,7 @@ var operationChecks = []check{
 			c.Errorf("%d messages in the history, want the first and one more", n)
 		}
 		c.w.pass(gate)
-		c.w.await(t.GetId(), completed)
+		c.w.await(c.T, t.GetId(), completed)
 		more.Configuration = nil
 		if again := c.send(more); again.GetStatus().GetState() != completed {
 			c.Errorf("repeated after the end: %v", again.GetStatus())

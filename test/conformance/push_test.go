@@ -86,7 +86,7 @@ var pushChecks = []check{
 			Url: c.w.hooks.url + path, Token: "token-1", Authentication: &a2apb.AuthenticationInfo{Scheme: "Bearer", Credentials: "secret-1"},
 		}}
 		c.send(req)
-		bustest.Eventually(c.w.t, "every notification", func() bool { return len(c.w.hooks.at(path)) >= 7 })
+		bustest.Eventually(c.T, "every notification", func() bool { return len(c.w.hooks.at(path)) >= 7 })
 		var events []event
 		for _, n := range c.w.hooks.at(path) {
 			events = append(events, event{msg: n.msg})
@@ -128,13 +128,13 @@ var pushChecks = []check{
 	{"3.1.7", "MUST", "a config that is made later hears what happens from then on; a deleted one hears nothing", "", func(c *client) {
 		name := "later-" + strings.ReplaceAll(c.b.name(), "+", "-")
 		t := c.send(now("gate " + name))
-		c.w.await(t.GetId(), working)
+		c.w.await(c.T, t.GetId(), working)
 		for _, id := range []string{"stays", "goes"} {
 			c.call("CreateTaskPushNotificationConfig", &a2apb.TaskPushNotificationConfig{TaskId: t.GetId(), Id: id, Url: c.w.hooks.url + "/" + id + name}, new(a2apb.TaskPushNotificationConfig))
 		}
 		c.call("DeleteTaskPushNotificationConfig", &a2apb.DeleteTaskPushNotificationConfigRequest{TaskId: t.GetId(), Id: "goes"}, new(emptypb.Empty))
 		c.w.pass(name)
-		bustest.Eventually(c.w.t, "the notifications", func() bool { return len(c.w.hooks.at("/stays"+name)) >= 2 })
+		bustest.Eventually(c.T, "the notifications", func() bool { return len(c.w.hooks.at("/stays"+name)) >= 2 })
 		var events []event
 		for _, n := range c.w.hooks.at("/stays" + name) {
 			events = append(events, event{msg: n.msg})

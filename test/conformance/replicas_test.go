@@ -24,7 +24,7 @@ func TestFailover(t *testing.T) {
 	for _, b := range []binding{rpc{}, rest{}} {
 		c := &client{T: t, w: w, b: b, at: dying, h: v10}
 		task := c.send(now("gate failover-" + b.name()))
-		w.await(task.GetId(), working)
+		w.await(t, task.GetId(), working)
 		s := c.stream("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: task.GetId()})
 		first := c.next(s)
 		if b.name() == (rest{}).name() {
@@ -52,7 +52,7 @@ func TestManyStreams(t *testing.T) {
 	w := newWorld(t)
 	c := &client{T: t, w: w, b: rest{}, at: w.open, h: v10}
 	task := c.send(now("gate many"))
-	w.await(task.GetId(), working)
+	w.await(t, task.GetId(), working)
 	before := inUse()
 	const n = 1000
 	streams := make([]*http.Response, n)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"testing"
 	"time"
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
@@ -19,12 +20,12 @@ const sseBindings = "JSON-RPC, HTTP+JSON"
 const askedBindings = "JSON-RPC, HTTP+JSON, gRPC"
 
 // await waits until a task is in a state.
-func (w *world) await(id string, want a2apb.TaskState) {
-	w.t.Helper()
-	bustest.Eventually(w.t, "task "+id+" is "+want.String(), func() bool {
-		t := new(a2apb.Task)
-		_, err := rpc{}.call(w.t, w.open, "GetTask", v10, &a2apb.GetTaskRequest{Id: id}, t)
-		return err == nil && t.GetStatus().GetState() == want
+func (w *world) await(t *testing.T, id string, want a2apb.TaskState) {
+	t.Helper()
+	bustest.Eventually(t, "task "+id+" is "+want.String(), func() bool {
+		task := new(a2apb.Task)
+		_, err := rpc{}.call(t, w.open, "GetTask", v10, &a2apb.GetTaskRequest{Id: id}, task)
+		return err == nil && task.GetStatus().GetState() == want
 	})
 }
 
@@ -54,7 +55,7 @@ var streamChecks = []check{
 	{"3.1.6", "MUST", "SubscribeToTask begins with the task as it is and ends with its end", "", func(c *client) {
 		gate := "subscribe-" + c.b.name()
 		t := c.send(now("gate " + gate))
-		c.w.await(t.GetId(), working)
+		c.w.await(c.T, t.GetId(), working)
 		s := c.stream("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: t.GetId()})
 		first := c.next(s)
 		c.w.pass(gate)
@@ -80,7 +81,7 @@ var streamChecks = []check{
 	{"3.5.2", "MUST", "every stream of a task gets the same events; closing one leaves the others", "", func(c *client) {
 		gate := "many-" + c.b.name()
 		t := c.send(now("gate " + gate))
-		c.w.await(t.GetId(), working)
+		c.w.await(c.T, t.GetId(), working)
 		var open []*stream
 		for range 4 {
 			s := c.stream("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: t.GetId()})
@@ -108,7 +109,7 @@ var streamChecks = []check{
 	{"3.5.2", "SHOULD", "Last-Event-ID resumes behind any event, without gap or repeat", sseBindings + ", NATS", func(c *client) {
 		gate := "resume-" + c.b.name()
 		t := c.send(now("gate " + gate))
-		c.w.await(t.GetId(), working)
+		c.w.await(c.T, t.GetId(), working)
 		s := c.stream("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: t.GetId()})
 		events := []event{c.next(s)}
 		c.w.pass(gate)
@@ -128,7 +129,7 @@ var streamChecks = []check{
 	{"3.5.2", "SHOULD", "a stream that is resumed begins at once, whether there is news or not", sseBindings, func(c *client) {
 		gate := "quiet-" + c.b.name()
 		t := c.send(now("gate " + gate))
-		c.w.await(t.GetId(), working)
+		c.w.await(c.T, t.GetId(), working)
 		first := c.stream("SubscribeToTask", &a2apb.SubscribeToTaskRequest{Id: t.GetId()})
 		c.h = v10.with("Last-Event-ID", c.next(first).id)
 		opened := make(chan *stream, 1)

@@ -139,7 +139,9 @@ func (w *world) gateway(cfg gateway.Config) (address string, stop func()) {
 		mux.Handle(pattern, h)
 	}
 	s := httptest.NewUnstartedServer(mux)
-	s.Config.ReadTimeout = 500 * time.Millisecond // answers take longer
+	// A connection that a busy machine leaves unused for a while is not closed
+	// under a request: that would not be sent again.
+	s.Config.ReadTimeout, s.Config.IdleTimeout = 30*time.Second, time.Minute
 	s.Config.Protocols = new(http.Protocols)
 	s.Config.Protocols.SetHTTP1(true)
 	s.Config.Protocols.SetUnencryptedHTTP2(true)
