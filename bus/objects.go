@@ -86,6 +86,8 @@ func (o *Objects) Put(ctx context.Context, name string, r io.Reader) error {
 		over = info.NUID
 	}
 	if over != "" {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTry)
+		defer cancel()
 		_ = o.b.Purge(ctx, o.stream, o.chunks(over)) // where it fails it is stray, see DropStrays
 	}
 	return wrap("put object "+name, err)
@@ -136,7 +138,7 @@ func (o *Objects) putChunks(ctx context.Context, info *jetstream.ObjectInfo, r i
 
 // awaitAck takes the next acknowledgement.
 func awaitAck(ctx context.Context, acks *nats.Subscription) error {
-	ctx, cancel := withDefaultTimeout(ctx, storeTry)
+	ctx, cancel := context.WithTimeout(ctx, storeTry)
 	defer cancel()
 	m, err := acks.NextMsgWithContext(ctx)
 	switch {
@@ -339,26 +341,38 @@ func (r *object) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// more sees to it that there is a chunk to read. A copy may lag; what the leader
-// does not have either is gone.
+// more sees to it that there is a chunk to read. An answer may be lost: it asks a
+// few times.
 func (r *object) more() error {
 	if len(r.msgs) > 0 {
 		return nil
 	}
-	ctx, cancel := withDefaultTimeout(r.ctx, readTry)
-	defer cancel()
-	var err error
+	bo := newBackoff(100*time.Millisecond, time.Second)
+	for again := 3; ; again-- {
+		err := r.ask()
+		lost := errors.Is(err, ErrTimeout) || errors.Is(err, ErrNoResponders)
+		if !lost || again == 0 || wait(r.ctx, bo) != nil {
+			return err
+		}
+	}
+}
+
+// ask reads what follows. A copy may lag; what the leader does not have either is
+// gone.
+func (r *object) ask() (err error) {
 	subject := r.o.chunks(r.info.NUID)
-	r.msgs, _, err = r.o.b.directBatch(ctx, r.o.stream, getRequest{
+	r.msgs, _, err = r.o.b.directBatch(r.ctx, r.o.stream, getRequest{
 		NextFor: subject, Seq: max(r.next, 1), Batch: int(r.info.Chunks - r.read), MaxBytes: readAhead,
 	})
 	if err == nil && len(r.msgs) == 0 {
 		var m Msg
-		m, err = r.o.b.nextFor(ctx, r.o.stream, subject, r.next)
+		m, err = r.o.b.nextFor(r.ctx, r.o.stream, subject, r.next)
 		r.msgs = []Msg{m}
 	}
-	if err == nil {
-		r.next = r.msgs[len(r.msgs)-1].Seq + 1
+	if err != nil {
+		r.msgs = nil
+		return err
 	}
-	return err
+	r.next = r.msgs[len(r.msgs)-1].Seq + 1
+	return nil
 }

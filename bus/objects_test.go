@@ -269,6 +269,76 @@ func TestObjectsOfACopyThatLags(t *testing.T) {
 	}
 }
 
+// lossy loses the first question for several messages.
+type lossy struct {
+	nats.InProcessConnProvider
+	lost *atomic.Bool
+}
+
+type lossyConn struct {
+	net.Conn
+	lost *atomic.Bool
+}
+
+func (l lossy) InProcessConn() (net.Conn, error) {
+	conn, err := l.InProcessConnProvider.InProcessConn()
+	return lossyConn{conn, l.lost}, err
+}
+
+func (c lossyConn) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("next_by_subj")) && !c.lost.Swap(true) {
+		p = bytes.ReplaceAll(bytes.Clone(p), []byte("$JS.API.DIRECT.GET."), []byte("$LG.API.DIRECT.GET."))
+	}
+	return c.Conn.Write(p)
+}
+
+// TestAnswerLost: who has a minute does not wait it for an answer that is lost,
+// and an object is read nevertheless.
+func TestAnswerLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := bustest.NewFake(t)
+		data := bytes.Repeat([]byte("part"), 100_000)
+		if err := objectsIn(t, s.Bus(t), 0).Put(t.Context(), "a", bytes.NewReader(data)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Bus(t).Subscribe("$LG.>", "", func(bus.Msg) {}); err != nil { // or the server says at once that nobody hears
+			t.Fatal(err)
+		}
+		c := s.Config()
+		lost := new(atomic.Bool)
+		c.URL, c.InProcess = "", lossy{s.NATS(0), lost}
+		b, err := bus.Connect(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.Close)
+		o, err := b.Objects(t.Context(), subjects.ObjectsOutputs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begin := time.Now()
+		r, err := o.Get(ctx, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r)
+		if err != nil || !bytes.Equal(got, data) || !lost.Load() || time.Since(begin) > 10*time.Second {
+			t.Errorf("read %d bytes after %s, %v, lost %t", len(got), time.Since(begin), err, lost.Load())
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		lost.Store(false)
+		begin = time.Now()
+		if _, _, err := b.History(ctx, outputs, ">", 1, 10); !errors.Is(err, bus.ErrTimeout) || time.Since(begin) > 10*time.Second {
+			t.Errorf("history = %v after %s, want a timeout of one try", err, time.Since(begin))
+		}
+	})
+}
+
 // What those leave who are killed while they put an object is found once it is
 // old; what is under way, or belongs to an object, stays.
 func TestDropStrays(t *testing.T) {

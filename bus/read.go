@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// readTry bounds a read whose context has no deadline.
+// readTry bounds one try of a read: an answer may be lost.
 const readTry = 5 * time.Second
 
 // getRequest is the request of STREAM.MSG.GET and DIRECT.GET.
@@ -320,6 +321,8 @@ func (b *Bus) lateStream() func(ctx context.Context, err error) bool {
 }
 
 func (b *Bus) leaderGet(ctx context.Context, stream string, req getRequest) (Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTry)
+	defer cancel()
 	var resp struct {
 		Message struct {
 			Subject string    `json:"subject"`
@@ -348,7 +351,7 @@ func (b *Bus) leaderGet(ctx context.Context, stream string, req getRequest) (Msg
 }
 
 func (b *Bus) directGet(ctx context.Context, stream string, req getRequest) (Msg, error) {
-	ctx, cancel := withDefaultTimeout(ctx, readTry)
+	ctx, cancel := context.WithTimeout(ctx, readTry)
 	defer cancel()
 	data, err := json.Marshal(req)
 	if err != nil {
@@ -409,8 +412,8 @@ func (b *Bus) fromDirect(stream string, m *nats.Msg) (Msg, error) {
 }
 
 // directBatch is one batched direct get: everything up to the end-of-batch
-// mark, and how many follow it. A batch that breaks off is an error, never a
-// short answer.
+// mark, and how many follow it. A batch that breaks off, or of which nothing
+// comes for readTry, is an error, never a short answer.
 func (b *Bus) directBatch(ctx context.Context, stream string, req getRequest) (msgs []Msg, pending uint64, err error) {
 	data, err := json.Marshal(req)
 	if err != nil {
@@ -429,11 +432,20 @@ func (b *Bus) directBatch(ctx context.Context, stream string, req getRequest) (m
 	if err := b.nc.PublishMsg(request); err != nil {
 		return nil, 0, mapError(err)
 	}
+	next, cancel := context.WithCancel(ctx)
+	defer cancel()
+	quiet := time.AfterFunc(readTry, cancel)
+	defer quiet.Stop()
+	defer b.untilReconnect(cancel)()
 	for {
-		m, err := sub.NextMsgWithContext(ctx)
+		m, err := sub.NextMsgWithContext(next)
+		if err != nil && next.Err() != nil {
+			err = cmp.Or(ctx.Err(), context.DeadlineExceeded)
+		}
 		if err != nil {
 			return nil, 0, mapError(err)
 		}
+		quiet.Reset(readTry)
 		h := Header(m.Header)
 		if len(m.Data) == 0 {
 			switch h.Get("Status") {

@@ -190,14 +190,22 @@ func TestBackup(t *testing.T) {
 
 	s.broker("single")
 	s.well(s.Monitor("single") + "/healthz")
-	index := filepath.Join(backup, "OBJ_FLEET_INDEX")
-	if _, err := os.Stat(index); err != nil { // the guide has it removed
-		t.Error(err)
-	}
-	if err := os.RemoveAll(index); err != nil {
+	guide, err := os.ReadFile("../../docs/guide/operations.md")
+	if err != nil {
 		t.Fatal(err)
 	}
-	s.stockCLI(t, "account", "restore", backup)
+	_, how, _ := strings.Cut(string(guide), "```sh\nrm -r backup/")
+	how, _, _ = strings.Cut(how, "\n```")
+	index, commands, _ := strings.Cut(how, "\n")
+	if _, err := os.Stat(filepath.Join(backup, index)); err != nil { // the guide has it removed
+		t.Error(err)
+	}
+	if err := os.RemoveAll(filepath.Join(backup, index)); err != nil {
+		t.Fatal(err)
+	}
+	for c := range strings.SplitSeq(commands, "\n") {
+		s.stockCLI(t, strings.Fields(strings.Replace(c, "./backup", backup, 1))[1:]...)
+	}
 	serve("serve-2")
 	if out := s.does(ci, "task", "get", "ended"); !strings.Contains(out, "before the backup") || !strings.Contains(out, "done") {
 		t.Errorf("the task that had ended: %s", out)

@@ -1,6 +1,7 @@
 package callout
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"log/slog"
@@ -89,27 +90,32 @@ const ofStream = ^bus.Shared
 // storeTry bounds what is asked of the store for one message.
 const storeTry = 5 * time.Second
 
-// announce judges what an agent says that it can do.
+// announce judges what an agent says that it can do. Nobody repeats what a stream
+// has, so the store has the last word.
 func (i *Identities) announce(ctx context.Context, author subjects.AgentID, m bus.Msg) error {
-	k, _, ok := i.of(author)
-	if !ok && i.terms.Strict && i.looks.Allow() {
-		var err error
-		if k, ok, err = i.now(ctx, author); err != nil {
-			return err
+	a, bad := fleet.DecodeAnnounce(m.Data) // whoever reads it says what is wrong with it
+	judge := func(k known, ok bool) error {
+		switch {
+		case !ok && i.terms.Strict:
+			return subjects.Errorf(subjects.CodeForbidden, "the agent %s has no identity, and only who has one may announce", author).
+				At("/worker/agent_id").WithRemedy("have an operator add it: parley identity add " + string(author))
+		case !ok || bad != nil:
+			return nil
 		}
+		return k.record.Allows(a)
 	}
-	if !ok && i.terms.Strict {
-		return subjects.Errorf(subjects.CodeForbidden, "the agent %s has no identity, and only who has one may announce", author).
-			At("/worker/agent_id").WithRemedy("have an operator add it: parley identity add " + string(author))
-	}
-	if !ok {
+	k, _, ok := i.of(author)
+	err := judge(k, ok)
+	if err == nil {
 		return nil
 	}
-	a, err := fleet.DecodeAnnounce(m.Data)
-	if err != nil {
-		return nil //nolint:nilerr // whoever reads it says what is wrong with it
+	if look, none := i.looks.allow(author); !look {
+		return cmp.Or(none, err)
 	}
-	return k.record.Allows(a)
+	if k, ok, err = i.now(ctx, author); err != nil {
+		return err
+	}
+	return judge(k, ok)
 }
 
 // tell tells log and audit of a refusal, and passes it on.
@@ -175,8 +181,11 @@ func (i *Identities) verifyAgent(ctx context.Context, p *identity.Proof, ofStrea
 		}
 	}
 	err := verify(k.judged(at, seen))
-	if err == nil || !ofStream || !i.looks.Allow() {
+	if err == nil || !ofStream {
 		return err
+	}
+	if look, none := i.looks.allow(p.AgentID); !look {
+		return cmp.Or(none, err)
 	}
 	if k, _, err = i.now(ctx, p.AgentID); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"strconv"
@@ -325,37 +326,52 @@ func TestAnnounces(t *testing.T) {
 	}
 }
 
-// A process that has not heard yet of an identity looks into the store before it
-// passes over what a stream has from it.
+// A process that has not heard yet of an identity, or of what it may do now,
+// looks into the store before it passes over what a stream has from it: however
+// much of somebody else it passes over.
 func TestAnnounceOfAnIdentityJustAdded(t *testing.T) {
 	t.Parallel()
+	const crowd = 25
 	for name, terms := range map[string]callout.Terms{"signed": {Signed: true}, "strict": {Strict: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, 1)
 			reader := f.server.Connect(t)
+			old := f.add(t, identity.Add{AgentID: "old", MaxTier: "haiku"})
 			if _, err := callout.Open(t.Context(), reader, terms, slog.New(slog.DiscardHandler)); err != nil { // it hears of nothing more
 				t.Fatal(err)
 			}
-			k := f.add(t, identity.Add{AgentID: "new"})
-			subject := subjects.Announce("new", "main")
-			a := fleet.MustEncode(&fleet.Announce{
-				Header: fleet.Header{Type: fleet.TypeAnnounce, ProtocolVersion: fleet.Version}, Worker: fleet.Worker{AgentID: "new", Epoch: 1},
-			})
-			p := identity.Proof{AgentID: "new", Timestamp: identity.Timestamp(time.Now()), Nonce: rand.Text()}
-			p.Sign(k, subject, a)
-			if _, err := f.client.Store(t.Context(), subject, a, "", headers(&p)); err != nil {
+			if _, err := ask[identity.Issued](t, f.worker, "add", &identity.Add{AgentID: "old", Update: true, MaxTier: "sonnet"}); err != nil {
 				t.Fatal(err)
+			}
+			announce := func(id subjects.AgentID, instance string, k identity.Key, tier string) {
+				subject := subjects.Announce(id, subjects.InstanceID(instance))
+				a := fleet.MustEncode(&fleet.Announce{
+					Header: fleet.Header{Type: fleet.TypeAnnounce, ProtocolVersion: fleet.Version}, Worker: fleet.Worker{AgentID: id, Epoch: 1, ModelTier: tier},
+				})
+				p := identity.Proof{AgentID: id, Timestamp: identity.Timestamp(time.Now()), Nonce: rand.Text()}
+				p.Sign(k, subject, a)
+				if _, err := f.client.Store(t.Context(), subject, a, "", headers(&p)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			announce("old", "main", old, "sonnet")
+			for i := range crowd {
+				announce("old", fmt.Sprint("bad", i), old, "opus")
+			}
+			for i := range crowd {
+				id := subjects.AgentID(fmt.Sprint("new", i))
+				announce(id, "main", f.add(t, identity.Add{AgentID: id}), "")
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			heard := 0
+			heard, refused := 0, 0
 			err := reader.Tail(ctx, bus.Tail{
 				Stream: subjects.StreamAnnounce, Handle: func(bus.Msg) { heard++ },
-				Refused: func(_ bus.Msg, err error) { t.Errorf("refused: %v", err) }, CaughtUp: func(uint64) { cancel() },
+				Refused: func(bus.Msg, error) { refused++ }, CaughtUp: func(uint64) { cancel() },
 			})
-			if err != nil || heard != 1 {
-				t.Errorf("heard %d, %v, want the announce", heard, err)
+			if err != nil || heard != crowd+1 || refused != crowd {
+				t.Errorf("heard %d, refused %d, %v, want %d and %d", heard, refused, err, crowd+1, crowd)
 			}
 		})
 	}

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -34,7 +32,7 @@ type Identities struct {
 	log    *slog.Logger
 	notes  *workers.Notes
 	terms  Terms
-	looks  *rate.Limiter // into the store, for what streams have
+	looks  *looks // into the store, for what streams have
 
 	mu    sync.RWMutex // guards all below
 	known map[subjects.AgentID]known
@@ -62,7 +60,7 @@ func Open(ctx context.Context, b *bus.Bus, t Terms, log *slog.Logger) (*Identiti
 	log = log.With(slog.String("component", "identities"))
 	i := &Identities{
 		bus: b, log: log, notes: workers.NewNotes(b, log), terms: t,
-		looks: rate.NewLimiter(looksPerSecond, looksAtOnce),
+		looks: newLooks(),
 		known: map[subjects.AgentID]known{}, seen: map[subjects.AgentID]bool{},
 	}
 	var err error

@@ -22,8 +22,10 @@ import (
 const (
 	maxIdle    = time.Minute // between looks, whatever is due
 	retryApply = time.Second // an answer that could not be carried out to its end
-	keepAlert  = 7 * 24 * time.Hour
-	maxNamed   = 20 // tasks that a call names
+	// keepAlert is how long an alert that is over is known: longer than any
+	// delivery of it, which the next of that name would be taken for.
+	keepAlert = 14 * 24 * time.Hour
+	maxNamed  = 20 // tasks that a call names
 )
 
 // act does what is due, until ctx ends.
@@ -205,7 +207,7 @@ func (w *Worker) do(ctx context.Context, d due) error {
 func (w *Worker) putAlert(ctx context.Context, id string, a fleet.Alert, rev uint64, e fleet.AlertEvent) error {
 	e.AlertID = a.AlertID
 	ttl := time.Duration(0)
-	if a.State == fleet.AlertResolved && a.Group["task"] != "" { // no other task will ever be of this group
+	if a.State == fleet.AlertResolved && (a.Group["task"] != "" || a.Group["run"] != "" || a.Group["session"] != "") { // a group that ends
 		ttl = keepAlert
 	}
 	rev, err := w.kv.Telling(told(&e)).UpdateFor(ctx, alertKey+id, fleet.MustEncode(a), rev, ttl)

@@ -46,11 +46,11 @@ func TestCallNamesTheOldest(t *testing.T) {
 	})
 }
 
-// TestAlertsOfOneTaskGo: an alert that can never come again is kept for a week
-// and no longer; those that can are kept with their number.
-func TestAlertsOfOneTaskGo(t *testing.T) {
+// TestAlertsThatEndGo: an alert of what ends is kept for a fortnight after it is
+// over; the others are kept with their number.
+func TestAlertsThatEndGo(t *testing.T) {
 	t.Parallel()
-	for group, want := range map[string]string{"task": "604800s", "agent": ""} {
+	for group, want := range map[string]string{"task": "1209600s", "run": "1209600s", "session": "1209600s", "agent": ""} {
 		t.Run(group, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, bustest.New(t))

@@ -160,6 +160,7 @@ func (w *world) wait(id subjects.TaskID, agent subjects.AgentID, code subjects.C
 	w.t.Helper()
 	return w.record(id, "3", func(e *fleet.Event) {
 		e.Kind, e.State = fleet.KindHuman, fleet.StateInputRequired
+		e.Facts.SessionID, e.Facts.RunID = "a2a-20251122T120000Z-7f3a9c21", "nightly"
 		e.Facts.Await = fleet.AwaitHuman
 		e.Reason = &fleet.Reason{Code: code, Message: "it broke <b>here</b>"}
 		until := e.Time.Add(24 * time.Hour)

@@ -159,7 +159,7 @@ func TestWaitsAfterItsAlertIsGone(t *testing.T) {
 	bucket := "KV_" + subjects.BucketAlerts
 	s, err := w.bus.StreamState(t.Context(), bucket)
 	if err == nil {
-		err = w.bus.PurgeBefore(t.Context(), bucket, s.LastSeq+1) // as a week does, and the five minutes of a mark
+		err = w.bus.PurgeBefore(t.Context(), bucket, s.LastSeq+1) // as a fortnight does, and the five minutes of a mark
 	}
 	if err != nil {
 		t.Fatal(err)

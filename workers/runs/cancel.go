@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"sync"
+	"time"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -25,7 +26,17 @@ func (d *driver) cancelNode(ctx context.Context, rec *run.Record, name run.NodeI
 		}
 		return err
 	}
-	return d.cancelTask(ctx, rec.From, rec.Nodes[name].TaskID, next.Reason)
+	task := rec.Nodes[name].TaskID
+	return d.cancelTask(ctx, rec.From, task, next.Reason, d.sentUntil(task))
+}
+
+// sentUntil is until when another driver may have sent what belongs to the task
+// of a node, and it is not stored yet; zero: there was none.
+func (d *driver) sentUntil(task subjects.TaskID) time.Time {
+	if !d.others[task] || d.told[task] || d.begun[task] {
+		return time.Time{}
+	}
+	return d.since.Add(doubtful)
 }
 
 // cancelItems has every task canceled that an item may have under way, and says
@@ -65,7 +76,7 @@ func (d *driver) cancelItems(ctx context.Context, rec *run.Record, node *run.Nod
 		}
 	}
 	var wg sync.WaitGroup
-	errs := make(chan error, len(list))
+	errs, until := make(chan error, len(list)), d.sentUntil(n.TaskID)
 	slots := make(chan struct{}, fanCalls)
 	for i := range list {
 		if over[i] {
@@ -74,7 +85,7 @@ func (d *driver) cancelItems(ctx context.Context, rec *run.Record, node *run.Nod
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			errs <- d.cancelTask(ctx, rec.From, ItemID(rec.RunID, node.Name(), n.Generation, i), why)
+			errs <- d.cancelTask(ctx, rec.From, ItemID(rec.RunID, node.Name(), n.Generation, i), why, until)
 		})
 	}
 	wg.Wait()

@@ -54,6 +54,8 @@ type driver struct {
 	begun   map[subjects.TaskID]bool   // fan-outs that this driver has begun: their items are nobody else's
 	running sync.WaitGroup             // the fans
 	doubts  doubts
+	others  map[subjects.TaskID]bool // had been dispatched when this driver took over
+	since   time.Time                // when it did
 	session session
 	counted time.Time // when the items of fan-outs were last written down
 
@@ -92,6 +94,9 @@ func (d *driver) run(ctx context.Context) {
 		if rec == nil {
 			return
 		}
+		if d.others == nil {
+			d.others, d.since = dispatchedIn(rec), time.Now()
+		}
 		wrote, err := d.turn(ctx, rec, rev, all)
 		if ctx.Err() != nil {
 			return
@@ -117,6 +122,17 @@ func (d *driver) run(ctx context.Context) {
 		}
 		timer.Stop()
 	}
+}
+
+// dispatchedIn are the tasks of the nodes that are under way.
+func dispatchedIn(rec *run.Record) map[subjects.TaskID]bool {
+	tasks := map[subjects.TaskID]bool{}
+	for _, n := range rec.Nodes {
+		if n.State == run.Dispatched {
+			tasks[n.TaskID] = true
+		}
+	}
+	return tasks
 }
 
 // turn does what a record says, and stores what follows from it and from what

@@ -148,7 +148,7 @@ func TestOwnRecordThatCameLate(t *testing.T) {
 }
 
 // A run ends by its deadline though what it is to dispatch is refused for now,
-// again and again.
+// again and again: as soon as nothing of that can be stored any more.
 func TestDeadlineOfWhatIsRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -157,9 +157,9 @@ func TestDeadlineOfWhatIsRefused(t *testing.T) {
 		k.refuse = func(*fleet.Dispatch) error { return subjects.Errorf(subjects.CodeUnavailable, "not now") }
 		serve(t, runs.Config{Bus: b})
 		id := start(t, b, `{"timeout":20,"agents":[{"id":"a","dependencies":[]}]}`)
-		time.Sleep(25 * time.Second)
+		time.Sleep(55 * time.Second)
 		if r := get(t, b, id); r.State != run.Expired {
-			t.Errorf("after 25 s of 20 the run is %s", r.State)
+			t.Errorf("after 55 s of 20 the run is %s", r.State)
 		}
 	})
 }

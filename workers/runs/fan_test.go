@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"parley/bus"
 	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -372,10 +373,10 @@ func TestFanOutIsCanceledAsItBegins(t *testing.T) {
 	}
 }
 
-// A dispatch of which no answer came may be stored yet: its cancel is repeated
-// until it is found.
-func TestCancelOfWhatMayBeUnderWay(t *testing.T) {
-	t.Parallel()
+// underWay are the runs of one task, and of one item, whose dispatch is stored
+// only after a while, of which nobody is told.
+func underWay(t *testing.T, after time.Duration, do func(*testing.T, *bus.Bus, *desk, subjects.RunID, func())) {
+	t.Helper()
 	for name, node := range map[string]string{"node": `{"id":"e","brief":"x"}`, "item": `{"id":"e","brief":"x","fan_out":{"items":[1]}}`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -383,16 +384,17 @@ func TestCancelOfWhatMayBeUnderWay(t *testing.T) {
 				b := bustest.NewFake(t).Bus(t)
 				k := newDesk(t, b)
 				k.work = func(*fleet.Dispatch) (*fleet.Result, bool) { return nil, false }
-				k.before = func(*fleet.Dispatch) { time.Sleep(8 * time.Second) }
-				serve(t, runs.Config{Bus: b})
+				k.before = func(*fleet.Dispatch) { time.Sleep(after) }
+				stop := serve(t, runs.Config{Bus: b})
 				id := start(t, b, `{"agents":[`+node+`]}`)
 				time.Sleep(time.Second)
+				do(t, b, k, id, stop)
 				if _, err := ask[run.Record](t, b, "cancel", &run.Ref{RunID: id, Reason: "enough"}); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(20 * time.Second)
+				time.Sleep(40 * time.Second)
 				if r := get(t, b, id); r.State != run.Canceled {
-					t.Errorf("20 s later the run is %s", r.State)
+					t.Errorf("40 s later the run is %s", r.State)
 				}
 				if n := k.count(func(j *job) bool { return j.canceled }); n != 1 || len(k.tasks) != 1 {
 					t.Errorf("%d of %d tasks were canceled, want the one", n, len(k.tasks))
@@ -400,6 +402,57 @@ func TestCancelOfWhatMayBeUnderWay(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestCancelOfWhatMayBeUnderWay: a cancel reaches what a router stores for as
+// long as it tries to.
+func TestCancelOfWhatMayBeUnderWay(t *testing.T) {
+	t.Parallel()
+	underWay(t, 22*time.Second, func(*testing.T, *bus.Bus, *desk, subjects.RunID, func()) {})
+}
+
+// TestCancelAfterAnotherDriver: nor does what the worker before has sent escape.
+func TestCancelAfterAnotherDriver(t *testing.T) {
+	t.Parallel()
+	underWay(t, 8*time.Second, func(t *testing.T, b *bus.Bus, _ *desk, id subjects.RunID, stop func()) {
+		t.Helper()
+		stop()
+		rewrite(t, b, id, func(r *run.Record) { r.Cancel = "enough" })
+		serve(t, runs.Config{Bus: b})
+	})
+}
+
+// TestFailureWhileADispatchIsInDoubt: a fan-out that fails awaits what may have
+// been begun, too.
+func TestFailureWhileADispatchIsInDoubt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		k := newDesk(t, b)
+		k.before = func(d *fleet.Dispatch) {
+			if strings.HasPrefix(d.Brief, "7") {
+				time.Sleep(12 * time.Second)
+			}
+		}
+		k.work = func(d *fleet.Dispatch) (*fleet.Result, bool) {
+			if strings.HasPrefix(d.Brief, "3") {
+				time.Sleep(6 * time.Second)
+				return broke("no"), true
+			}
+			time.Sleep(10 * time.Second)
+			return said(d.Brief), true
+		}
+		serve(t, runs.Config{Bus: b})
+		id := start(t, b, `{"agents":[{"id":"e","brief":"${item}","fan_out":{"items":[3,7]}}]}`)
+		for n := 0; get(t, b, id).State != run.Failed; n++ {
+			if time.Sleep(time.Second); n == 100 {
+				t.Fatalf("%+v", get(t, b, id))
+			}
+		}
+		if n := k.count(func(j *job) bool { return j.view.State.Terminal() }); n != 2 {
+			t.Errorf("%d tasks have ended when the run has failed, want both", n)
+		}
+	})
 }
 
 // A run can be canceled, too, while a fan-out is under way whose list is too large

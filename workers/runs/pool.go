@@ -223,6 +223,10 @@ func (p *pool) beginItem(ctx context.Context, i int) {
 	p.listen(task, p.box)
 	p.call(task, i, toBegin, func() (*end, error) {
 		p.making.Lock()
+		if err := ctx.Err(); err != nil { // nothing more is begun
+			p.making.Unlock()
+			return nil, err
+		}
 		d, err := p.told.item(p.base, task, i, p.list[i])
 		p.making.Unlock()
 		if err != nil {
@@ -247,10 +251,10 @@ func (p *pool) answered(c called) {
 	o := p.open[c.task]
 	switch {
 	case o == nil: // it was heard meanwhile
-	case c.kind == toSeek && c.e != nil && c.e.unknown: // it was never begun
+	case c.kind == toSeek && c.e != nil && c.e.unknown && !p.doubts.of(c.task): // it was never begun
 		delete(p.open, c.task)
 		p.listen(c.task, nil)
-	case c.e != nil:
+	case c.e != nil && !(c.kind == toSeek && c.e.unknown):
 		p.end(c.index, c.task, c.e)
 	case c.err != nil && c.kind == toBegin: // not now
 		delete(p.open, c.task)

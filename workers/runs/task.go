@@ -2,8 +2,6 @@ package runs
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -88,8 +86,12 @@ func (d *driver) dispatch(ctx context.Context, from subjects.AgentID, task *flee
 	return refused(err), nil
 }
 
-// doubts are the dispatches that got no answer: until when each may be stored
-// yet. The zero value is ready.
+// doubtful is how long a dispatch whose end is not known may be stored yet:
+// longer than a router tries to.
+const doubtful = 30 * time.Second
+
+// doubts are the dispatches whose end is not known: until when each may be
+// stored yet. The zero value is ready.
 type doubts struct {
 	mu    sync.Mutex
 	until map[subjects.TaskID]time.Time
@@ -99,14 +101,14 @@ type doubts struct {
 func (d *doubts) note(task subjects.TaskID, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch {
+	switch code := subjects.CodeOf(err); {
 	case err == nil:
 		delete(d.until, task)
-	case errors.Is(err, errNoAnswer):
+	case again(code) && code != subjects.CodeRateLimited:
 		if d.until == nil {
 			d.until = map[subjects.TaskID]time.Time{}
 		}
-		d.until[task] = time.Now().Add(2 * callTry)
+		d.until[task] = time.Now().Add(doubtful)
 	}
 }
 
@@ -135,14 +137,14 @@ func (w *Worker) get(ctx context.Context, from subjects.AgentID, task subjects.T
 }
 
 // cancelTask has a task canceled. It repeats that for as long as the task may be
-// on its way to the fleet.
-func (d *driver) cancelTask(ctx context.Context, from subjects.AgentID, task subjects.TaskID, why *fleet.Reason) error {
+// on its way to the fleet: until then, or longer where this driver has sent it.
+func (d *driver) cancelTask(ctx context.Context, from subjects.AgentID, task subjects.TaskID, why *fleet.Reason, until time.Time) error {
 	for {
 		_, err := call[fleet.TaskView](ctx, d.Worker, from, "task", "cancel", fleet.TaskCancel{TaskID: task, Reason: why.Message})
 		switch code := subjects.CodeOf(err); {
 		case err != nil && again(code):
 			return err
-		case code != subjects.CodeNotFound || !d.doubts.of(task):
+		case code != subjects.CodeNotFound || !time.Now().Before(until) && !d.doubts.of(task):
 			return nil // it has ended, or was never dispatched
 		}
 		timer := time.NewTimer(againAfter)
@@ -159,9 +161,6 @@ func (d *driver) cancelTask(ctx context.Context, from subjects.AgentID, task sub
 func again(code subjects.Code) bool {
 	return code == subjects.CodeUnavailable || code == subjects.CodeInternal || code == subjects.CodeRateLimited
 }
-
-// errNoAnswer says that what was asked for may have been done, or is yet to be.
-var errNoAnswer = errors.New("no answer")
 
 // maxHeaders is more than the headers of a request take.
 const maxHeaders = 4 << 10
@@ -181,7 +180,7 @@ func call[T any](ctx context.Context, w *Worker, from subjects.AgentID, noun, ve
 	defer cancel()
 	m, err := w.cfg.Bus.Request(ctx, subjects.API(from, noun, verb), data, nil)
 	if err != nil {
-		return zero, subjects.Errorf(subjects.CodeUnavailable, "%s %s: %w", noun, verb, fmt.Errorf("%w: %w", errNoAnswer, err))
+		return zero, subjects.Errorf(subjects.CodeUnavailable, "%s %s: %w", noun, verb, err)
 	}
 	return fleet.DecodeReply[T](m.Data)
 }

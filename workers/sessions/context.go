@@ -71,27 +71,44 @@ type body struct {
 
 // scanTime is how long it may take to look for secrets in what is appended. 4 MiB
 // take a few seconds on a machine that has nothing else to do.
-const scanTime = 20 * time.Second
+const (
+	scanTime = 20 * time.Second
+	scanMiB  = 2 * time.Second // more, for each MiB of a large output
+)
 
 // errTooMuch is the cause of a refusal of what takes longer, or more room than a
 // message has.
 var errTooMuch = errors.New("too much for one entry")
 
 // clean refuses a record that holds a secret, or masks it and says what.
-func (w *Worker) clean(ctx context.Context, rec *handshake.Record, redact bool) ([]secrets.Finding, error) {
-	scan, cancel := context.WithTimeoutCause(ctx, scanTime, errTooMuch)
+func (w *Worker) clean(ctx context.Context, rec *handshake.Record, redact bool) (found []secrets.Finding, err error) {
+	done, err := w.scans.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	err = within(ctx, scanTime, func(ctx context.Context) (err error) {
+		found, err = w.scan(ctx, rec, redact)
+		return err
+	})
+	return found, err
+}
+
+// within looks for secrets, and refuses what that takes longer for.
+func within(ctx context.Context, most time.Duration, look func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, most, errTooMuch)
 	defer cancel()
-	found, err := w.scan(scan, rec, redact)
-	if err == nil || !errors.Is(err, scan.Err()) {
-		return found, err
+	err := look(ctx)
+	if err == nil || !errors.Is(err, ctx.Err()) {
+		return err
 	}
-	if cause := context.Cause(scan); !errors.Is(cause, errTooMuch) {
-		return nil, unavailable(cause)
+	if cause := context.Cause(ctx); !errors.Is(cause, errTooMuch) {
+		return unavailable(cause)
 	}
-	e := subjects.Errorf(subjects.CodePayloadTooLarge, "it takes more than %s to look for secrets in it", scanTime).
+	e := subjects.Errorf(subjects.CodePayloadTooLarge, "it takes more than %s to look for secrets in it", most).
 		WithRemedy("append less at a time, or keep it elsewhere and append where it is (output_file)")
 	e.Err = errTooMuch
-	return nil, e
+	return e
 }
 
 func (w *Worker) scan(ctx context.Context, rec *handshake.Record, redact bool) ([]secrets.Finding, error) {

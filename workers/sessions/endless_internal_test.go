@@ -5,6 +5,8 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,6 +116,83 @@ func TestEndlessAppend(t *testing.T) {
 	})
 }
 
+// busy takes a second of the only processor there is.
+type busy struct {
+	scanner
+	processor chan struct{}
+}
+
+func (b busy) JSON(ctx context.Context, data []byte) ([]byte, []secrets.Finding, bool, error) {
+	for range 10 {
+		b.processor <- struct{}{}
+		time.Sleep(100 * time.Millisecond)
+		<-b.processor
+		if ctx.Err() != nil {
+			return nil, nil, false, ctx.Err()
+		}
+	}
+	return b.scanner.JSON(ctx, data)
+}
+
+// TestManyAppendsAtOnce: what others append makes nothing too large.
+func TestManyAppendsAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := running(t, bustest.NewFake(t).Bus(t))
+		w.scanner = busy{w.scanner, make(chan struct{}, 1)}
+		id := begun(t, w)
+		var wg sync.WaitGroup
+		var done, later atomic.Int64
+		for range 40 {
+			wg.Go(func() {
+				_, err := w.appendEntry(t.Context(), "boss", &handshake.Append{SessionID: id, Entry: handshake.Entry{Status: "completed"}})
+				switch {
+				case err == nil:
+					done.Add(1)
+				case subjects.CodeOf(err) == subjects.CodeRateLimited:
+					later.Add(1)
+				default:
+					t.Errorf("append = %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		if done.Load() < 10 || later.Load() < 10 {
+			t.Errorf("%d are appended, %d are to come later", done.Load(), later.Load())
+		}
+	})
+}
+
+// TestTurns: only so many wait for a turn.
+func TestTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		turns := newTurns(1)
+		first, err := turns.take(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		begin := time.Now()
+		for range maxTurns {
+			wg.Go(func() {
+				if _, err := turns.take(t.Context()); subjects.CodeOf(err) != subjects.CodeRateLimited || time.Since(begin) != bus.StoreTime {
+					t.Errorf("after %s: %v", time.Since(begin), err)
+				}
+			})
+		}
+		synctest.Wait()
+		if _, err := turns.take(t.Context()); subjects.CodeOf(err) != subjects.CodeRateLimited || time.Since(begin) != 0 {
+			t.Errorf("one more, after %s: %v", time.Since(begin), err)
+		}
+		wg.Wait()
+		first()
+		if _, err := turns.take(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // without deletes a stream: what would write to it finds nobody there.
 func without(t *testing.T, b *bus.Bus, stream string) {
 	t.Helper()
@@ -205,6 +284,10 @@ func TestNoNewKey(t *testing.T) {
 	}
 	if err := r.check(ctx, id, strings.Replace(valid, first, "ffffffff", 1), at); err == nil || ctx.Err() != nil {
 		t.Errorf("check of a token of no key = %v", err)
+	}
+	begin := time.Now()
+	if _, err := r.token(ctx, id, at.Add(handshake.TokenLife)); err != nil || time.Since(begin) > keyTry/2 {
+		t.Errorf("the next token comes after %s, %v", time.Since(begin), err)
 	}
 	now = now.Add(handshake.TokenLife)
 	if _, err := r.token(ctx, id, now.Add(handshake.TokenLife)); err == nil {

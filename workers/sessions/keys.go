@@ -22,7 +22,10 @@ const keysKey = "session-keys"
 const (
 	keyLife    = 24 * time.Hour // a key signs that long
 	reloadPace = time.Second    // between two looks for a key that is not known
-	keyTry     = 2 * time.Second
+	// A new key is tried to be stored so long, and again after the pause: offers
+	// wait for it, and for 2 s in all.
+	keyTry   = 500 * time.Millisecond
+	keyPause = 10 * time.Second
 )
 
 // keyring holds the keys that all sessions workers share. A key that is a day
@@ -34,9 +37,10 @@ type keyring struct {
 
 	looked time.Time // when an unknown key was looked for; owned by who has the turn
 
-	mu   sync.Mutex // guards all below, and is held for no store
-	keys handshake.Keys
-	rev  uint64
+	mu     sync.Mutex // guards all below, and is held for no store
+	keys   handshake.Keys
+	rev    uint64
+	failed time.Time // when the last new key could not be stored
 }
 
 func newKeyring(kv *bus.KV, now func() time.Time) *keyring {
@@ -128,16 +132,34 @@ func (r *keyring) newKey() handshake.Key {
 // be stored the old one signs on, until its tokens would outlast it.
 func (r *keyring) token(ctx context.Context, id subjects.SessionID, expires time.Time) (string, error) {
 	keys, _ := r.known()
-	if age := r.now().Sub(keys[0].Created); age >= keyLife {
+	age := r.now().Sub(keys[0].Created)
+	must := age >= keyLife+handshake.TokenLife
+	if age >= keyLife && (must || r.rested()) {
 		next, err := r.rotate(ctx)
 		switch {
 		case err == nil:
 			keys = next
-		case age >= keyLife+handshake.TokenLife:
+		case must:
 			return "", fmt.Errorf("change the session key: %w", err)
+		default:
+			r.rest()
 		}
 	}
 	return handshake.NewToken(keys, id, expires), nil
+}
+
+// rested reports whether a new key may be tried to be stored.
+func (r *keyring) rested() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed.IsZero() || r.now().Sub(r.failed) >= keyPause
+}
+
+// rest notes that a new key could not be stored.
+func (r *keyring) rest() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed = r.now()
 }
 
 // rotate puts a new key before the old ones, unless another worker was faster.

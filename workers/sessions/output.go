@@ -115,12 +115,11 @@ func (w *Worker) verifyStored(ctx context.Context, id subjects.SessionID, s *han
 	if s.Size > w.cfg.MaxOutput {
 		return w.tooLarge("/entry/stored/size")
 	}
-	select {
-	case w.verify <- struct{}{}:
-		defer func() { <-w.verify }()
-	case <-ctx.Done():
-		return unavailable(ctx.Err())
+	done, err := w.verify.take(ctx)
+	if err != nil {
+		return err
 	}
+	defer done()
 	data := make([]byte, 0, s.Size)
 	for i := 0; int64(len(data)) < s.Size; i++ {
 		part, err := w.part(ctx, id, s.Digest, i)
@@ -137,12 +136,11 @@ func (w *Worker) verifyStored(ctx context.Context, id subjects.SessionID, s *han
 		return subjects.Errorf(subjects.CodeInvalidMessage, "the parts do not have this digest").At("/entry/stored/digest").
 			WithRemedy("put the parts again")
 	}
-	found, err := w.scanner.Text(ctx, string(data))
-	switch {
-	case err != nil:
-		return unavailable(err)
-	case len(found) > 0:
-		return secretError(found)
-	}
-	return nil
+	return within(ctx, scanTime+time.Duration(s.Size>>20)*scanMiB, func(ctx context.Context) error {
+		found, err := w.scanner.Text(ctx, string(data))
+		if err == nil && len(found) > 0 {
+			err = secretError(found)
+		}
+		return err
+	})
 }

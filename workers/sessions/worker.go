@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,7 +59,8 @@ type Worker struct {
 	bus     *bus.Bus
 	log     *slog.Logger
 	scanner scanner
-	verify  chan struct{} // one large output is read back at a time
+	scans   *turns        // who looks for secrets: that keeps a processor busy
+	verify  *turns        // one large output is read back at a time
 	ends    chan struct{} // capacity 1: there is something in ended
 
 	notes    *workers.Notes
@@ -110,7 +112,8 @@ func New(cfg Config) (*Worker, error) {
 	log := cfg.Log.With(slog.String("component", "sessions"))
 	return &Worker{
 		cfg: cfg, bus: cfg.Bus, scanner: scanner, log: log,
-		verify: make(chan struct{}, 1), ends: make(chan struct{}, 1), notes: workers.NewNotes(cfg.Bus, log), known: map[subjects.SessionID]stored{},
+		scans: newTurns(2 * runtime.GOMAXPROCS(0)), verify: newTurns(1), ends: make(chan struct{}, 1),
+		notes: workers.NewNotes(cfg.Bus, log), known: map[subjects.SessionID]stored{},
 		logs: map[subjects.SessionID]*sessionLog{}, waits: map[subjects.SessionID]chan struct{}{},
 	}, nil
 }

@@ -1,0 +1,21 @@
+package sessions
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"parley/subjects"
+)
+
+// TestRestorePosition: whoever restores a backup takes this away, as the guide says.
+func TestRestorePosition(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile("../../docs/guide/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "\nnats kv del " + subjects.BucketWorkers + " " + positionKey + " --force\n"; !strings.Contains(string(guide), want) {
+		t.Errorf("the guide does not have %q", want)
+	}
+}
