@@ -52,6 +52,10 @@ type Config struct {
 	// is lost.
 	SyncAlways bool
 
+	// Open is an address at which this process has everybody who reaches it use
+	// the fleet, "" where it has none. Its services tell.
+	Open string
+
 	// Refused hears of each request to a Service that was answered with an error
 	// of the contract, and with which; nil: nobody does. It must not block.
 	Refused func(subject string, err *subjects.Error)

@@ -3,6 +3,8 @@ package bus
 import (
 	"context"
 	"fmt"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +36,15 @@ type ConsumerFigures struct {
 	MaxUnacked  int    // no more are delivered then; 0 or less: no limit
 	Redelivered int
 	Moved       time.Time // when it was last done with everything up to some message; zero: never
+}
+
+// OtherServers counts the addresses of servers that the client knows, beside the
+// one that it is connected to. A server may have several.
+func (b *Bus) OtherServers() int {
+	here, err := url.Parse(b.nc.ConnectedUrlRedacted())
+	return len(slices.DeleteFunc(b.nc.Servers(), func(server string) bool {
+		return err == nil && strings.HasSuffix(server, "://"+here.Host)
+	}))
 }
 
 // paging is what a list of JetStream's API says of itself.

@@ -54,6 +54,12 @@ const (
 	metaEmbedded = "embedded"
 )
 
+// Metadata of every service: what it knows of its process.
+const (
+	metaOpen  = "open"        // Config.Open, where there is one
+	metaAhead = "clock_ahead" // ClockAhead, when it was asked
+)
+
 // metaKind is the kind of worker in a service's metadata.
 const metaKind = "kind"
 
@@ -146,6 +152,9 @@ func (b *Bus) Serve(ctx context.Context, s Service) (stop func(), err error) {
 	}
 	s.Metadata[metaSync] = strconv.FormatBool(b.cfg.SyncAlways)
 	s.Metadata[metaEmbedded] = strconv.FormatBool(b.cfg.InProcess != nil)
+	if b.cfg.Open != "" {
+		s.Metadata[metaOpen] = b.cfg.Open
+	}
 	if s.Name == "" || s.Version == "" {
 		return nil, errors.New("serve: a service needs a name and a version")
 	}
@@ -319,6 +328,8 @@ func (r *service) info() micro.Info {
 		ServiceIdentity: r.identity(), Type: micro.InfoResponseType, Description: r.cfg.Description,
 		Endpoints: []micro.EndpointInfo{},
 	}
+	info.Metadata = maps.Clone(info.Metadata)
+	info.Metadata[metaAhead] = r.b.ClockAhead().String()
 	for _, e := range r.cfg.Endpoints {
 		info.Endpoints = append(info.Endpoints, micro.EndpointInfo{
 			Name: e.Name, Subject: e.Subject, QueueGroup: r.cfg.Queue, Metadata: e.Metadata,
@@ -368,6 +379,9 @@ type ServiceFigures struct {
 type ServiceInfo struct {
 	Name, ID, Version string
 	Kind              string // of the worker, as parley serve --workers names it
+	Open              string // where its process lets everybody use the fleet, "": nowhere
+	// ClockAhead is how far its clock is ahead of the servers', as it has learned.
+	ClockAhead time.Duration
 }
 
 // Services asks for all running services of the fleet, and waits until no
@@ -384,8 +398,10 @@ func (b *Bus) Services(ctx context.Context) ([]ServiceInfo, error) {
 			return err
 		}
 		if _, ours := info.Metadata[metaSync]; ours {
+			ahead, _ := time.ParseDuration(info.Metadata[metaAhead]) // one of an earlier version does not say
 			all = append(all, ServiceInfo{
 				Name: info.Name, ID: info.ID, Version: cmp.Or(info.Metadata[MetaProgram], info.Version), Kind: info.Metadata[metaKind],
+				Open: info.Metadata[metaOpen], ClockAhead: ahead,
 			})
 		}
 		return nil

@@ -191,3 +191,39 @@ func TestServiceLives(t *testing.T) {
 		t.Error("no error without a server")
 	}
 }
+
+// TestServicesTell: what a process knows of itself is told with its services, as
+// it is when somebody asks.
+func TestServicesTell(t *testing.T) {
+	t.Parallel()
+	s := bustest.New(t)
+	b, err := bus.Connect(t.Context(), bus.Config{URL: s.URL(), Open: "0.0.0.0:80"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	serve(t, b, nil)
+	other := s.Connect(t)
+	stop, err := other.Serve(t.Context(), bus.Service{Name: "runs", Version: "1.0.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	b.SetClockAhead(5 * time.Minute)
+	list, err := other.Services(t.Context())
+	if err != nil || len(list) != 2 {
+		t.Fatalf("Services = %+v, %v", list, err)
+	}
+	for _, i := range list {
+		open, ahead := "", time.Duration(0)
+		if i.Name == "fleet" {
+			open, ahead = "0.0.0.0:80", 5*time.Minute
+		}
+		if i.Open != open || i.ClockAhead.Round(time.Second) != ahead {
+			t.Errorf("%s: open %q, ahead %s, want %q, %s", i.Name, i.Open, i.ClockAhead, open, ahead)
+		}
+	}
+	if n := other.OtherServers(); n != 0 {
+		t.Errorf("there are %d other servers", n)
+	}
+}

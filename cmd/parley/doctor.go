@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -27,12 +28,12 @@ func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Look for what is wrong with the fleet", Args: cobra.NoArgs,
 		Long: `Look for what is wrong with the fleet: connection and access, versions of the
-servers and workers, streams, their copies and consumers, disk and clocks,
-whether what was acknowledged survives a power cut, workers that are missing,
-work that nobody takes or that is past its time, whether the records of the
-latest tasks are sound and the newest blocks of the audit unchanged, whether
-humans can be told, what waits for them, and what could not be delivered. What
-is wrong is
+servers and workers, doors that ask nobody, streams, their copies and consumers,
+disk and clocks, whether what was acknowledged survives a power cut, workers that
+are missing, work that nobody takes or that is past its time, whether the records
+of the latest tasks, sessions and runs are sound and the newest blocks of the
+audit unchanged, whether humans can be told and are, what waits for them, and what
+could not be delivered. What is wrong is
 
   critical  what was acknowledged may be lost, or anybody may come in
   major     work stands still, or soon will
@@ -78,13 +79,18 @@ wrong.`,
 func (a *app) examine(ctx context.Context, c *client) []finding {
 	begin := time.Now()
 	ping := c.bus.Ping(ctx)
-	list := []finding{judge("connection", ping, c.server+", "+roughly(time.Since(begin)), "see that the server answers")}
+	list := []finding{judge("connection", ping, c.server+", "+roughly(time.Since(begin)), seeServers)}
 	pages, unread := a.conf.pages(ctx)
 	services, unheard := c.bus.Services(ctx)
-	list = append(list, a.access(ctx), serverFinding(c.bus.Server(ctx)), versions(services, unheard, pages))
-	err := c.bus.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify, Replicas: a.conf.Replicas})
+	server, err := c.bus.Server(ctx)
+	unasked := 0
+	if len(pages) == 0 {
+		unasked = c.bus.OtherServers()
+	}
+	list = append(list, a.access(ctx), doors(services, unheard), serverFinding(server, err, unasked), versions(services, unheard, pages), workerClocks(services, unheard))
+	err = c.bus.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify, Replicas: a.conf.Replicas})
 	list = append(list, judgeSeen("streams", err, "as they must be, on files", "parley serve --provision create  makes what is missing"),
-		writes(ctx, c.bus), a.synced(ctx, c.bus, pages, unread))
+		taken("writes", c.bus.Canary(ctx)), a.synced(ctx, c.bus, pages, unread))
 	begin = time.Now()
 	streams, err := c.bus.StreamFigures(ctx)
 	list = append(list, storage(streams, err, a.now(), time.Since(begin))...)
@@ -93,18 +99,34 @@ func (a *app) examine(ctx context.Context, c *client) []finding {
 	}
 	list = append(list, missing(services, unheard, streams))
 	_, err = call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{Limit: 1})
-	list = append(list, judge("router", err, "answers", "parley serve --workers router"), stuck(ctx, c), a.late(ctx, c, services), records(ctx, c),
-		newest(ctx, c.bus))
+	list = append(list, judge("router", err, "answers", "parley serve --workers router"), stuck(ctx, c), records(ctx, c), newest(ctx, c.bus))
+	w, late := a.atWork(ctx, c, services)
+	list = append(list, late)
+	if len(w.runs) > 0 {
+		list = append(list, a.nodes(ctx, c, w.runs))
+	}
+	if serves(services, "sessions") {
+		list = append(list, contexts(ctx, c))
+	}
+	return append(list, a.people(ctx, c, w)...)
+}
+
+// people is whether humans are told, and what could not be delivered.
+func (a *app) people(ctx context.Context, c *client, w *work) []finding {
 	s, err := call[fleet.EscalationStatusReply](ctx, c, "escalation", "status", fleet.EscalationStatus{})
-	list = append(list, judge("escalation", err, fmt.Sprintf("%d alerts, %d tasks wait for a human", s.value.Open, s.value.Waiting), "parley serve --workers escalation"))
+	list := []finding{judge("escalation", err, fmt.Sprintf("%d alerts, %d tasks wait for a human", s.value.Open, s.value.Waiting), "parley serve --workers escalation")}
 	if err == nil {
-		list = append(list, a.oldAlerts(ctx, c), contacts(&s.value), changeLog(&s.value))
+		l, unread := c.alerts(ctx, fleet.EscalationList{})
+		list = append(list, a.oldAlerts(l.value.Alerts, unread), contacts(&s.value), changeLog(&s.value))
+		if unread == nil {
+			list = append(list, a.heard(ctx, c, w.tasks, l.value.Alerts, len(s.value.Contacts) > 0))
+		}
 	}
 	list = append(list, deadLetters(ctx, c.bus))
-	w, err := call[fleet.WebhookListReply](ctx, c, "webhook", "list", fleet.WebhookList{State: fleet.DeliveryDead})
+	letters, err := call[fleet.WebhookListReply](ctx, c, "webhook", "list", fleet.WebhookList{State: fleet.DeliveryDead})
 	dead := judge("webhooks", err, "nothing undelivered", "parley serve --workers webhooks")
-	if err == nil && w.value.Total > 0 {
-		dead = finding{Check: "webhooks", Found: fmt.Sprintf("%d dead letters", w.value.Total), Then: "parley webhook ls --state dead"}
+	if err == nil && letters.value.Total > 0 {
+		dead = finding{Check: "webhooks", Found: fmt.Sprintf("%d dead letters", letters.value.Total), Then: "parley webhook ls --state dead"}
 	}
 	late, err := call[fleet.WebhookListReply](ctx, c, "webhook", "list", fleet.WebhookList{State: fleet.DeliveryPending, Limit: 1000})
 	if n := failing(&late.value); err == nil && n > 0 {
@@ -113,6 +135,9 @@ func (a *app) examine(ctx context.Context, c *client) []finding {
 	return append(list, dead)
 }
 
+// seeServers says why a server does not answer.
+const seeServers = "systemctl status nats  on each server, and  journalctl -u nats  says why it does not answer"
+
 func judge(check string, err error, found, then string) finding {
 	if err != nil {
 		return finding{Check: check, Found: oneLine(err.Error()), Then: then}
@@ -120,15 +145,14 @@ func judge(check string, err error, found, then string) finding {
 	return finding{Check: check, OK: true, Found: found}
 }
 
-// writes is whether a write is taken and given back: servers may say that they
+// taken is whether a write was taken and given back: servers may say that they
 // are well, and not do it.
-func writes(ctx context.Context, b *bus.Bus) finding {
-	err := b.Canary(ctx)
+func taken(check string, err error) finding {
 	if errors.Is(err, bus.ErrDenied) {
-		return finding{Check: "writes", OK: true, Found: "not tried: that is for workers alone; /readyz of theirs tries it"}
+		return finding{Check: check, OK: true, Found: "not tried: that is for workers alone; /readyz of theirs tries it"}
 	}
-	return judge("writes", err, "one was acknowledged, and read again from the leader; the task stream commits",
-		"look at the servers' logs, and restart the one that leads the stream which is named: nats stream info STREAM")
+	return judge(check, err, "one was acknowledged, and read again from the leader; the task stream commits",
+		"nats stream info STREAM  says who leads the stream that is named; journalctl -u nats  there says why, and  systemctl restart nats  has another one lead")
 }
 
 // synced is whether what is acknowledged is on the disk: as the servers' monitoring
@@ -136,7 +160,7 @@ func writes(ctx context.Context, b *bus.Bus) finding {
 func (a *app) synced(ctx context.Context, b *bus.Bus, pages []*varz, unread error) finding {
 	if len(a.conf.Monitor) > 0 {
 		return judge("sync", errors.Join(syncs(pages), unread), fmt.Sprintf("every write is on the disk before it is acknowledged, as %d servers say", len(pages)),
-			"sync_interval: always  in the servers' jetstream block; --monitor names their monitoring pages")
+			"sync_interval: always  in the servers' jetstream block, then  systemctl restart nats  on one after the other; --monitor names their monitoring pages")
 	}
 	const ask = "as its system account: nats server request jetstream --config  shows sync_always and sync_interval"
 	var d bus.Durability
@@ -155,7 +179,7 @@ func (a *app) synced(ctx context.Context, b *bus.Bus, pages []*varz, unread erro
 	case !d.SyncAlways:
 		return finding{
 			Check: "sync", Found: "not before it is acknowledged: a power cut loses what was acknowledged since the last flush",
-			Then: "sync_interval: always  in the servers' configuration; parley up without --sync",
+			Then: "sync_interval: always  in the servers' configuration, then  systemctl restart nats  on one after the other; parley up  without --sync",
 		}
 	case !d.Embedded:
 		return finding{
@@ -169,12 +193,11 @@ func (a *app) synced(ctx context.Context, b *bus.Bus, pages []*varz, unread erro
 // old is how long an alert may be open before that is worth a line.
 const old = time.Hour
 
-func (a *app) oldAlerts(ctx context.Context, c *client) finding {
-	l, err := c.alerts(ctx, fleet.EscalationList{})
+func (a *app) oldAlerts(alerts []fleet.Alert, err error) finding {
 	f := judge("alerts", err, "none is open for longer than an hour", "parley escalation ls")
 	n := 0
-	for i := range l.value.Alerts {
-		if a.now().Sub(l.value.Alerts[i].Since) > old {
+	for i := range alerts {
+		if a.now().Sub(alerts[i].Since) > old {
 			n++
 		}
 	}
@@ -196,7 +219,7 @@ func deadLetters(ctx context.Context, b *bus.Bus) finding {
 
 // contacts is who is called. That nobody is may be meant, until a task waits.
 func contacts(s *fleet.EscalationStatusReply) finding {
-	const then = "PARLEY_WEBHOOK_URL or PARLEY_ALERT_CONTACTS names somebody"
+	const then = "PARLEY_WEBHOOK_URL or PARLEY_ALERT_CONTACTS names somebody, to every worker; systemctl restart parley"
 	switch {
 	case len(s.Contacts) > 0:
 		return finding{Check: "contacts", OK: true, Found: strings.Join(s.Contacts, ", ")}
@@ -211,9 +234,16 @@ func changeLog(s *fleet.EscalationStatusReply) finding {
 	case s.ChangeLog == "":
 		return finding{Check: "CHANGE.log", OK: true, Found: "off"}
 	case s.LogError != "":
-		return finding{Check: "CHANGE.log", Found: fmt.Sprintf("%s; %d lines not written", s.LogError, s.LogFailures), Then: "repair " + s.ChangeLog + "; what is missing there is in the stream FLEET_ESCALATIONS"}
+		return finding{Check: "CHANGE.log", Found: fmt.Sprintf("%s; %d lines not written", s.LogError, s.LogFailures), Then: changeLogMend(s.ChangeLog)}
 	}
 	return finding{Check: "CHANGE.log", OK: true, Found: fmt.Sprintf("%s, %d lines", s.ChangeLog, s.LogLines)}
+}
+
+// changeLogMend is what to do about a file that cannot be written. The worker
+// tries again at the next line.
+func changeLogMend(path string) string {
+	return "ls -ld " + path + " " + filepath.Dir(path) + "  and  df " + filepath.Dir(path) + "  show what is in its way, on the machine of the worker escalation (journalctl -u parley); " +
+		"what is not written is in  nats stream view " + subjects.StreamEscalations
 }
 
 // failing counts the calls of people that have not arrived at the first try.

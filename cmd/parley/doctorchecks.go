@@ -13,7 +13,6 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
-	"parley/subjects/fleet"
 )
 
 // How bad a finding is, the worst first.
@@ -26,9 +25,9 @@ const (
 // badness is how bad it is when a check fails.
 func badness(check string) string {
 	switch check {
-	case "connection", "streams", "writes", "sync", "access", "records", "audit":
+	case "connection", "streams", "writes", "sync", "access", "doors", "records", "contexts", "audit":
 		return critical
-	case "server", "copies", "replicas", "consumers", "disk", "store", "router", "workers", "escalation", "contacts", "stuck work", "overdue":
+	case "server", "copies", "replicas", "consumers", "disk", "store", "router", "workers", "escalation", "contacts", "told", "stuck work", "overdue", "runs":
 		return major
 	}
 	return minor
@@ -60,14 +59,45 @@ func judgeSeen(check string, err error, found, then string) finding {
 	return judge(check, err, found, then)
 }
 
-// serverFinding is whether the server is new enough.
-func serverFinding(s bus.Server, err error) finding {
-	f := judgeSeen("server", err, fmt.Sprintf("version %s, JetStream API level %d", s.Version, s.APILevel), "see that JetStream answers: nats account info")
-	if err == nil && s.Old() {
-		f.OK, f.Then = false, "upgrade nats-server, one server after the other"
+// serverFinding is whether the server that we are connected to is new enough.
+// Nobody has asked the servers at so many other addresses.
+func serverFinding(s bus.Server, err error, unasked int) finding {
+	f := judgeSeen("server", err, fmt.Sprintf("version %s, JetStream API level %d", s.Version, s.APILevel), "nats account info  says whether JetStream answers")
+	if err != nil {
+		return f
+	}
+	if s.Old() {
+		f.OK, f.Then = false, "a nats-server of "+s.LeastVersion+" or later on one server after the other, and each time  systemctl restart nats"
 		f.Found += fmt.Sprintf("; at least %s and level %d are needed", s.LeastVersion, s.LeastAPILevel)
 	}
+	if unasked > 0 {
+		f.Found += fmt.Sprintf("; %d other addresses of servers are known, and were not asked: --monitor names their pages", unasked)
+	}
 	return f
+}
+
+// doors is whether workers let everybody in who reaches their HTTP port.
+func doors(list []bus.ServiceInfo, err error) finding {
+	if f, ok := unknown("doors", err); ok {
+		return f
+	}
+	if err != nil {
+		return judge("doors", err, "", seeServers)
+	}
+	var open []string
+	for _, s := range list {
+		if s.Open != "" {
+			open = append(open, s.Open)
+		}
+	}
+	slices.Sort(open)
+	if len(open) > 0 {
+		return finding{
+			Check: "doors", Found: "whoever reaches " + strings.Join(slices.Compact(open), ", ") + " may use the fleet: --a2a-open asks nobody",
+			Then: "parley serve --a2a-tokens FILE  (or --a2a-issuer, or --http-client-ca) instead of --a2a-open; or --http 127.0.0.1:7411 behind something that asks",
+		}
+	}
+	return finding{Check: "doors", OK: true, Found: "no worker lets other machines in without asking who they are"}
 }
 
 // versions is whether all servers that are known are of one version, and all
@@ -76,7 +106,7 @@ func versions(list []bus.ServiceInfo, err error, pages []*varz) finding {
 	if f, ok := unknown("versions", err); ok {
 		return f
 	}
-	f := judge("versions", err, "", "see that the server answers")
+	f := judge("versions", err, "", seeServers)
 	if err != nil {
 		return f
 	}
@@ -100,7 +130,10 @@ func versions(list []bus.ServiceInfo, err error, pages []*varz) finding {
 	slices.Sort(said)
 	f.Found = cmp.Or(strings.Join(said, "; "), "no worker runs")
 	if workers > 1 || len(servers) > 1 {
-		f.OK, f.Then = false, "finish the upgrade: restart what is older with the newer version"
+		f.OK, f.Then = false, "parley version  on each machine; where it is older, install the newer one, then  systemctl restart parley"
+		if len(servers) > 1 {
+			f.Then += "  (of servers  systemctl restart nats  on one after the other)"
+		}
 	}
 	return f
 }
@@ -146,19 +179,23 @@ func copies(list []bus.StreamFigures) finding {
 
 // replicas is whether every copy is up to date.
 func replicas(list []bus.StreamFigures) finding {
-	late, headless := map[string]bool{}, 0
+	late := map[string]bool{}
+	var headless []string
 	for i := range list {
 		stream := &list[i]
 		for _, name := range stream.Behind {
 			late[name] = true
 		}
 		if stream.Replicas > 1 && stream.Leader == "" {
-			headless++
+			headless = append(headless, stream.Name)
 		}
 	}
 	switch {
-	case headless > 0:
-		return finding{Check: "replicas", Found: fmt.Sprintf("%d streams have no leader: nothing is taken there", headless), Then: "start the servers that are away; nats server report jetstream"}
+	case len(headless) > 0:
+		return finding{
+			Check: "replicas", Found: "no leader: " + strings.Join(headless, ", ") + ": nothing is taken there",
+			Then: "nats server report jetstream  names the servers that are away; there  systemctl start nats; where all are there: docs/guide/operations.md, A stream has no leader",
+		}
 	case len(late) > 0:
 		names := make([]string, 0, len(late))
 		for name := range late {
@@ -167,7 +204,7 @@ func replicas(list []bus.StreamFigures) finding {
 		slices.Sort(names)
 		return finding{
 			Check: "replicas", Found: "not up to date, or away: " + strings.Join(names, ", ") + "; one more loss may stop the fleet",
-			Then: "look at the log of that server; nats server report jetstream",
+			Then: "nats server report jetstream; systemctl status nats  and  journalctl -u nats  on that server",
 		}
 	}
 	return finding{Check: "replicas", OK: true, Found: "every copy is up to date"}
@@ -191,7 +228,7 @@ func consumers(list []bus.StreamFigures, now time.Time) finding {
 		}
 	}
 	if len(bad) > 0 {
-		return finding{Check: "consumers", Found: strings.Join(bad, "; "), Then: "parley serve --workers router,escalation  runs more of those that take them; look at their log"}
+		return finding{Check: "consumers", Found: strings.Join(bad, "; "), Then: "parley serve --workers router,escalation  runs more of those that take them; journalctl -u parley  has their log"}
 	}
 	return finding{Check: "consumers", OK: true, Found: "none is behind"}
 }
@@ -221,7 +258,7 @@ func disk(list []bus.StreamFigures) finding {
 		}
 	}
 	if len(bad) > 0 {
-		return finding{Check: "disk", Found: strings.Join(bad, "; ") + ": new work is refused there", Then: strings.Join(then, "; ") + "  where the disk has room"}
+		return finding{Check: "disk", Found: strings.Join(bad, "; ") + ": new work is refused there", Then: strings.Join(then, "; ") + " where the disk has room"}
 	}
 	return finding{Check: "disk", OK: true, Found: fmt.Sprintf("every stream has room; the fullest is %s, %.0f %%", name, worst*100)}
 }
@@ -230,9 +267,9 @@ func disk(list []bus.StreamFigures) finding {
 // of the workers, which set it anew.
 func widen(stream string) string {
 	if stream == subjects.StreamTasks {
-		return "a larger --max-store (PARLEY_MAX_STORE) for every worker"
+		return "parley serve --max-store SIZE  (PARLEY_MAX_STORE) for every worker,"
 	}
-	return "nats stream edit " + stream + " --max-bytes …"
+	return "nats stream edit " + stream + " --max-bytes SIZE "
 }
 
 // store is whether the servers that say what they keep have room for more.
@@ -254,7 +291,7 @@ func store(pages []*varz) finding {
 	}
 	switch {
 	case len(bad) > 0:
-		return finding{Check: "store", Found: strings.Join(bad, "; ") + ": beyond it nothing is stored there", Then: "raise max_file_store in that server's jetstream block, where the disk has room, and reload it"}
+		return finding{Check: "store", Found: strings.Join(bad, "; ") + ": beyond it nothing is stored there", Then: "a larger max_file_store in that server's jetstream block, where the disk has room, then  systemctl reload nats"}
 	case name == "":
 		return finding{Check: "store", OK: true, Found: "not known: no monitoring page tells of a max_file_store"}
 	}
@@ -276,10 +313,42 @@ func clocks(list []bus.StreamFigures, now time.Time, took time.Duration) finding
 	if worst.Abs() > skewed+took {
 		return finding{
 			Check: "clocks", Found: fmt.Sprintf("the clock of %s and the one here are %s apart: deadlines and tokens are judged wrongly", where, roughly(worst.Abs())),
-			Then: "run a time service such as chrony on every machine: chronyc tracking",
+			Then: tellTime,
 		}
 	}
 	return finding{Check: "clocks", OK: true, Found: "this machine and the servers agree"}
+}
+
+// tellTime is what mends clocks.
+const tellTime = "chronyc tracking  on every machine: run a time service such as chrony"
+
+// workerClocks is whether the workers' machines have the servers' time. They go
+// by the servers' themselves; what else runs there does not.
+func workerClocks(list []bus.ServiceInfo, err error) finding {
+	const check = "worker clocks"
+	if f, ok := unknown(check, err); ok {
+		return f
+	}
+	if err != nil {
+		return judge(check, err, "", seeServers)
+	}
+	var worst bus.ServiceInfo
+	for _, s := range list {
+		if s.ClockAhead.Abs() > worst.ClockAhead.Abs() {
+			worst = s
+		}
+	}
+	if worst.ClockAhead.Abs() <= skewed {
+		return finding{Check: check, OK: true, Found: "workers and servers agree"}
+	}
+	side := "ahead of"
+	if worst.ClockAhead < 0 {
+		side = "behind"
+	}
+	return finding{
+		Check: check, Found: fmt.Sprintf("that of %s %s is %s %s the servers': workers go by those, agents there do not", worst.Name, worst.ID, roughly(worst.ClockAhead.Abs()), side),
+		Then: tellTime,
+	}
 }
 
 // stuck is work that nobody takes.
@@ -345,70 +414,4 @@ func loopbackOnly(servers string) bool {
 		}
 	}
 	return true
-}
-
-// sampled is how many tasks have their records looked at, and how many runs.
-const sampled = 50
-
-// records looks at the latest tasks, whether their records are as they must be.
-func records(ctx context.Context, c *client) finding {
-	const then = "keep the data for analysis: nats stream backup " + subjects.StreamTasks + " DIR; parley task events TASK"
-	l, err := call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{Limit: sampled})
-	if err != nil {
-		return judge("records", err, "", "parley serve --workers router")
-	}
-	var bad []string
-	looked := 0
-	for i := range l.value.Tasks {
-		id := l.value.Tasks[i].TaskID
-		r, err := call[fleet.TaskEventsReply](ctx, c, "task", "events", fleet.TaskEvents{TaskID: id, Limit: 1000})
-		if err != nil {
-			continue // it may be gone by now
-		}
-		looked++
-		if why := unsound(r.value.Events); why != "" {
-			bad = append(bad, fmt.Sprintf("%s: %s", id, why))
-		}
-	}
-	if len(bad) > 0 {
-		const most = 5
-		return finding{Check: "records", Found: strings.Join(bad[:min(len(bad), most)], "; "), Then: then}
-	}
-	return finding{Check: "records", OK: true, Found: fmt.Sprintf("those of the latest %d tasks are sound", looked)}
-}
-
-// unsound says which invariant the records of a task break, oldest first; ""
-// for none.
-func unsound(events []fleet.Event) string {
-	var ended *fleet.Event
-	holders := map[int]subjects.AgentID{} // by attempt
-	for i := range events {
-		e := &events[i]
-		switch {
-		case e.Seq != uint64(i)+1:
-			return fmt.Sprintf("record %d has number %d", i+1, e.Seq)
-		case ended != nil:
-			return fmt.Sprintf("record %d comes after its end (%s)", e.Seq, ended.State)
-		case e.Kind == fleet.KindWorking && i > 0 && events[i-1].State != fleet.StateQueued:
-			return fmt.Sprintf("record %d gives it to %s while it is %s", e.Seq, e.AgentID, events[i-1].State)
-		case e.Kind == fleet.KindWorking && e.Time.After(e.Facts.Deadline):
-			return fmt.Sprintf("attempt %d began after the deadline", e.Attempt)
-		case e.Kind == fleet.KindWorking && e.Facts.TokenBudget > 0 && e.Facts.TokensSpent >= e.Facts.TokenBudget && e.Facts.Human == nil:
-			return fmt.Sprintf("attempt %d began with its budget spent", e.Attempt)
-		}
-		if e.Kind == fleet.KindWorking {
-			if was, twice := holders[e.Attempt]; twice && was != e.AgentID {
-				return fmt.Sprintf("attempt %d was given to %s and to %s", e.Attempt, was, e.AgentID)
-			}
-			holders[e.Attempt] = e.AgentID
-		}
-		counts := e.Kind == fleet.KindOutcome && (e.State == fleet.StateDone || e.State == fleet.StatePartial) && e.Data.Human == nil
-		if counts && holders[e.Attempt] != e.AgentID && e.AgentID != "" && !slices.ContainsFunc(e.Facts.Attempts, func(a fleet.Attempt) bool { return a.AgentID == e.AgentID }) {
-			return fmt.Sprintf("its result is of %s, which never had it", e.AgentID)
-		}
-		if e.State.Terminal() {
-			ended = e
-		}
-	}
-	return ""
 }

@@ -23,7 +23,7 @@ func missing(services []bus.ServiceInfo, err error, streams []bus.StreamFigures)
 		return f
 	}
 	if err != nil {
-		return judge("workers", err, "", "see that the server answers")
+		return judge("workers", err, "", seeServers)
 	}
 	var bad, unused []string
 	for _, kind := range []struct{ service, keeps string }{ // what it keeps says that it was in use
@@ -59,78 +59,106 @@ func serves(services []bus.ServiceInfo, name string) bool {
 }
 
 // underWay is how many tasks of a state are looked at, whether they are past
-// their time.
+// their time: those that live the longest.
 const underWay = 500
 
-// late asks for what is under way. What nobody serves is left out: others say
-// so.
-func (a *app) late(ctx context.Context, c *client, services []bus.ServiceInfo) finding {
-	var tasks []fleet.TaskView
-	for _, state := range []fleet.State{fleet.StateQueued, fleet.StateWorking} {
-		l, err := call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{State: state, Limit: underWay})
+// work is what is under way, as far as it was looked at.
+type work struct {
+	tasks     []fleet.TaskView
+	runs      []runwire.Record
+	schedules []schedule.Record
+	unseen    int // tasks and runs that were not looked at
+}
+
+// atWork asks for what is under way, and judges whether it is in time. What
+// nobody serves is left out: others say so.
+func (a *app) atWork(ctx context.Context, c *client, services []bus.ServiceInfo) (*work, finding) {
+	w := &work{}
+	for _, state := range []fleet.State{fleet.StateQueued, fleet.StateWorking, fleet.StateInputRequired} {
+		l, err := call[fleet.TaskListReply](ctx, c, "task", "list", fleet.TaskList{State: state, Limit: underWay, OldestFirst: true})
 		if err != nil {
-			return judge("overdue", err, "", "parley serve --workers router")
+			return w, judge("overdue", err, "", "parley serve --workers router")
 		}
-		tasks = append(tasks, l.value.Tasks...)
+		w.tasks = append(w.tasks, l.value.Tasks...)
+		w.unseen += max(0, l.value.Total-len(l.value.Tasks))
 	}
-	var runs []runwire.Record
 	if serves(services, "runs") {
 		l, err := call[runwire.List](ctx, c, "run", "list", struct{}{})
 		if err != nil {
-			return judge("overdue", err, "", "parley serve --workers runs")
+			return w, judge("overdue", err, "", "parley serve --workers runs")
 		}
+		asked, unread := 0, 0
 		for _, r := range slices.Backward(l.value.Runs) { // the oldest first
-			if r.State.Ended() || len(runs) == sampled {
+			if r.State.Ended() {
 				continue
 			}
-			if got, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: r.RunID}); err == nil { // it may be gone by now
-				runs = append(runs, got.value)
+			if asked == sampled || unread == many {
+				w.unseen++
+				continue
+			}
+			asked++
+			got, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: r.RunID})
+			switch {
+			case err == nil:
+				w.runs = append(w.runs, got.value)
+			case subjects.CodeOf(err) != subjects.CodeNotFound: // it may be gone by now
+				unread++
+				w.unseen++
 			}
 		}
 	}
-	var schedules []schedule.Record
 	if serves(services, "schedules") {
 		l, err := call[schedule.List](ctx, c, "schedule", "list", schedule.ListRequest{All: slices.Contains(a.operators(), c.from)})
 		if err != nil {
-			return judge("overdue", err, "", "parley serve --workers schedules")
+			return w, judge("overdue", err, "", "parley serve --workers schedules")
 		}
-		schedules = l.value.Schedules
+		w.schedules = l.value.Schedules
 	}
-	return past(tasks, runs, schedules, a.now())
+	return w, past(w, a.now())
 }
 
 // past is whether anything is under way whose time is over: what has not ended
-// by its deadline, schedules that were not seen to when they were due.
-func past(tasks []fleet.TaskView, runs []runwire.Record, schedules []schedule.Record, now time.Time) finding {
+// by its deadline, or waits for a human for longer than it may; schedules that
+// were not seen to when they were due.
+func past(w *work, now time.Time) finding {
 	var bad []string
 	note := func(what, name string, due time.Time) {
 		if by := now.Sub(due); by > overdue {
 			bad = append(bad, fmt.Sprintf("%s %s, by %s", what, name, roughly(by)))
 		}
 	}
-	for i := range tasks {
-		if t := &tasks[i]; t.State == fleet.StateQueued || t.State == fleet.StateWorking {
-			note(string(t.State)+" task", string(t.TaskID), t.Deadline)
+	for i := range w.tasks {
+		t := &w.tasks[i]
+		if t.State.Terminal() {
+			continue
 		}
+		due := t.Deadline
+		if t.GiveUpAt != nil && t.GiveUpAt.Before(due) {
+			due = *t.GiveUpAt
+		}
+		note(string(t.State)+" task", string(t.TaskID), due)
 	}
-	for i := range runs {
-		if r := &runs[i]; !r.State.Ended() {
+	for i := range w.runs {
+		if r := &w.runs[i]; !r.State.Ended() {
 			note("run", string(r.RunID), r.Deadline)
 		}
 	}
-	for i := range schedules {
-		if s := &schedules[i]; s.State == schedule.Active && s.Next != nil {
+	for i := range w.schedules {
+		if s := &w.schedules[i]; s.State == schedule.Active && s.Next != nil {
 			note("schedule", string(s.Definition.Name), *s.Next)
 		}
 	}
 	if len(bad) > 0 {
-		const most = 5
 		return finding{
-			Check: "overdue", Found: fmt.Sprintf("%d are past their time: %s", len(bad), strings.Join(bad[:min(len(bad), most)], "; ")),
-			Then: "look at the logs of the routers, of runs and of schedules; they go on with all of it when they are started again",
+			Check: "overdue", Found: fmt.Sprintf("%d are past their time: %s", len(bad), strings.Join(bad[:min(len(bad), atMost)], "; ")),
+			Then: "journalctl -u parley  of the routers, of runs and of schedules says why; after  systemctl restart parley  they go on with all of it",
 		}
 	}
-	return finding{Check: "overdue", OK: true, Found: "nothing is past its time"}
+	f := finding{Check: "overdue", OK: true, Found: "nothing is past its time"}
+	if w.unseen > 0 {
+		f.Found += fmt.Sprintf("; %d more were not looked at", w.unseen)
+	}
+	return f
 }
 
 // newestBlocks is how many blocks of the audit are checked.

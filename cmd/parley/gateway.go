@@ -88,6 +88,16 @@ func (a *app) gatewayAuth(address, what string, b *bus.Bus, log *slog.Logger) (g
 	return gateway.Auth{Tokens: tokens, Issuer: c.A2AIssuer, Audience: c.A2AAud, Certificates: c.HTTPCA != "", Now: b.Now, Refused: refused}, nil
 }
 
+// open is the address at which this process lets everybody use the fleet who
+// reaches it, "" where it asks who they are, or only this machine reaches it.
+func (c *config) open() string {
+	doors := c.MCP || has(c.Workers, "gateway") || has(c.Workers, "a2e")
+	if !c.A2AOpen || !doors || c.A2ATokens != "" || c.A2AIssuer != "" || c.HTTPCA != "" || localOnly(c.HTTP) {
+		return ""
+	}
+	return c.HTTP
+}
+
 // localOnly reports whether an address is reached from this machine alone.
 func localOnly(address string) bool {
 	if address == "off" || address == "" {

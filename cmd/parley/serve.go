@@ -35,7 +35,7 @@ func (a *app) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg.SyncAlways = always
+	cfg.SyncAlways, cfg.Open = always, a.conf.open()
 	cfg.Log = log.With(slog.String("component", "bus"))
 	if err := a.checkSync(ctx, log); err != nil {
 		return err

@@ -69,7 +69,8 @@ func (a *app) up(ctx context.Context, save string) error {
 	}
 	defer server.Close()
 	b, err := bus.Connect(ctx, bus.Config{
-		InProcess: server, NKey: nkey, Creds: door.creds, Name: "parley up", Refused: door.access.Asked, SyncAlways: server.SyncAlways(), Log: log.With(slog.String("component", "bus")),
+		InProcess: server, NKey: nkey, Creds: door.creds, Name: "parley up", Refused: door.access.Asked, SyncAlways: server.SyncAlways(), Open: a.conf.open(),
+		Log: log.With(slog.String("component", "bus")),
 	})
 	if err != nil {
 		return err

@@ -131,9 +131,12 @@ type TaskList struct {
 	State   State            `json:"state,omitempty"` // only these
 	AgentID subjects.AgentID `json:"agent_id,omitempty"`
 	Limit   int              `json:"limit,omitzero"` // absent 100, at most 1000
+	// OldestFirst asks for those that live the longest; the newest come first
+	// otherwise.
+	OldestFirst bool `json:"oldest_first,omitzero"`
 }
 
-// TaskListReply lists tasks, newest first.
+// TaskListReply lists tasks, newest first unless it was asked for otherwise.
 type TaskListReply struct {
 	Tasks []TaskView    `json:"tasks"`
 	Total int           `json:"total"`           // that match, listed or not

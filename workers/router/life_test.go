@@ -303,6 +303,10 @@ func TestSameDispatchSameTask(t *testing.T) {
 	if err != nil || l.Total != 2 || len(l.Tasks) != 2 || l.Tasks[0].TaskID != first {
 		t.Errorf("list = %+v, %v", l, err)
 	}
+	l, err = call[fleet.TaskListReply](w, "operator", "task", "list", fleet.TaskList{State: fleet.StateQueued, Limit: 1, OldestFirst: true})
+	if err != nil || l.Total != 2 || len(l.Tasks) != 1 || l.Tasks[0].TaskID != "same" {
+		t.Errorf("the oldest = %+v, %v", l, err)
+	}
 	l, err = call[fleet.TaskListReply](w, "other", "task", "list", fleet.TaskList{})
 	if err != nil || l.Total != 0 {
 		t.Errorf("another's list = %+v, %v", l, err)

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -16,8 +17,8 @@ type found struct {
 	created  int64
 }
 
-// find looks for the newest tasks that match: the live ones first, then those
-// that ended lately. total counts all that match.
+// find looks for the newest tasks that match, or the oldest: the live ones first,
+// then those that ended lately. total counts all that match.
 func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out []found, total int, counts map[fleet.State]int) {
 	all := w.operator(from)
 	counts = make(map[fleet.State]int)
@@ -25,6 +26,10 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 	defer w.mu.Unlock()
 	c := w.core
 	me := c.x.nameOf[string(from)]
+	order := newestFirst
+	if req.OldestFirst {
+		order = oldestFirst
+	}
 	for s, e := range c.x.all() {
 		if !all && e.from != me {
 			continue
@@ -39,12 +44,12 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 		}
 		total++
 		out = append(out, found{c.x.id(s), e.lastSeq, e.firstSeq, e.created})
-		if len(out) >= 4*limit { // keep the newest, in bounded memory
-			newestFirst(out)
+		if len(out) >= 4*limit { // keep the first, in bounded memory
+			slices.SortFunc(out, order)
 			out = out[:limit]
 		}
 	}
-	newestFirst(out)
+	slices.SortFunc(out, order)
 	for _, t := range c.recent.newest() {
 		if !all && t.From != from || req.State != "" && req.State != t.State || req.AgentID != "" && req.AgentID != t.Agent {
 			continue
@@ -55,9 +60,8 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 	return out[:min(limit, len(out))], total, counts
 }
 
-func newestFirst(f []found) {
-	slices.SortFunc(f, func(a, b found) int { return int(min(max(b.created-a.created, -1), 1)) })
-}
+func oldestFirst(a, b found) int { return cmp.Compare(a.created, b.created) }
+func newestFirst(a, b found) int { return oldestFirst(b, a) }
 
 // atSeq reads the record that a listing found.
 func (w *Worker) atSeq(ctx context.Context, f found) (*view, error) {
