@@ -3,8 +3,9 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 )
 
@@ -20,14 +21,41 @@ func TestMain(m *testing.M) {
 // TestBench sees that a short run measures: what it comes to says nothing.
 func TestBench(t *testing.T) {
 	t.Parallel()
+	measured := quick(t, "-only", "throughput,crowd,match", "-profiles", r1Lazy+","+r1Sync, "-tasks", "400", "-queued", "300", "-dir", t.TempDir())
+	if want := 3 + 5 + 3; measured["run"] != want { // of throughput, of it with sync, and of crowd
+		t.Errorf("%v, want %d runs", measured, want)
+	}
+}
+
+// TestPeers sees that the others do the same work: what it comes to says nothing.
+func TestPeers(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Skip("REDIS IS NOT INSTALLED: nobody tries the part peers (apt-get install redis-server postgresql)")
+	}
+	if found, err := filepath.Glob("/usr/lib/postgresql/*/bin/postgres"); err != nil || len(found) == 0 {
+		t.Skip("POSTGRESQL IS NOT INSTALLED: nobody tries the part peers (apt-get install redis-server postgresql)")
+	}
+	program := filepath.Join(t.TempDir(), "peers")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".")
+	build.Dir = "../peers"
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	measured := quick(t, "-only", "peers", "-peers", program, "-tasks", "200", "-queued", "100") // t.TempDir is closed to the user postgres
+	if runs, latencies := 5+5+4, 4+4; measured["run"] != runs || measured["peer-latency"] != latencies {
+		t.Errorf("%v, want %d runs and %d latencies", measured, runs, latencies)
+	}
+}
+
+// quick measures a little, and is how many lines each part has.
+func quick(t *testing.T, args ...string) map[string]int {
+	t.Helper()
 	var out bytes.Buffer
-	err := bench(t.Context(), []string{
-		"-quick", "-json", "-only", "throughput,crowd,match", "-profiles", r1Lazy + "," + r1Sync, "-tasks", "400", "-queued", "300", "-dir", t.TempDir(),
-	}, &out, t.Output())
-	if err != nil {
+	if err := bench(t.Context(), append([]string{"-quick", "-json"}, args...), &out, t.Output()); err != nil {
 		t.Fatal(err)
 	}
-	measured := map[string]int{}
+	lines := map[string]int{}
 	for line := range bytes.Lines(out.Bytes()) {
 		var r struct {
 			Part string  `json:"part"`
@@ -36,12 +64,10 @@ func TestBench(t *testing.T) {
 		if err := json.Unmarshal(line, &r); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}
-		measured[r.Part]++
+		lines[r.Part]++
 		if r.Part == "run" && r.Rate <= 0 {
 			t.Errorf("a run came to nothing: %s", line)
 		}
 	}
-	if want := 3 + 5 + 3; measured["run"] != want { // of throughput, of it with sync, and of crowd
-		t.Errorf("%s, want %d runs", fmt.Sprint(measured), want)
-	}
+	return lines
 }

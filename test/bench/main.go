@@ -99,7 +99,7 @@ func parse(args []string, errs io.Writer) (options, error) {
 	f.IntVar(&o.routers, "routers", 1, "routers that share the work")
 	f.IntVar(&o.agents, "agents", 1, "agents that share in-flight")
 	f.IntVar(&o.announced, "announced", 0, "memory: agents announced (10 000)")
-	f.IntVar(&o.queued, "queued", 0, "memory, crowd: tasks queued (1 000 000)")
+	f.IntVar(&o.queued, "queued", 0, "memory, crowd, peers: tasks queued (1 000 000)")
 	f.StringVar(&o.peers, "peers", "", "program of test/peers; without it the part peers is left out")
 	f.StringVar(&o.temporal, "temporal", "", "Temporal's command line; without it that peer is left out")
 	f.StringVar(&o.base, "dir", "", "where temporary data goes (the system's place for it)")

@@ -13,6 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -54,6 +55,38 @@ func TestChartReachesServers(t *testing.T) {
 			servers := p.Spec.Egress[0]
 			if len(servers.To) != 1 || servers.To[0].String() != c.peer.String() || !slices.Equal(ports(servers.Ports), c.ports) {
 				t.Errorf("with %q %s reaches %v, want ports %q of %v", c.values, n, servers, c.ports, c.peer)
+			}
+		}
+	}
+}
+
+// Nobody reaches an agent; where there are several, not all are taken away at once.
+func TestChartAgents(t *testing.T) {
+	t.Parallel()
+	const agents = `
+agents:
+  - {id: lone, args: []}
+  - {id: pair, args: [], replicas: 2}
+  - {id: scaled, args: [], autoscaling: {maxReplicas: 3, metric: {name: parley_open_tasks}}}
+`
+	for values, has := range map[string]bool{agents: true, agents + "networkPolicy: {enabled: false}\npodDisruptionBudget: false": false} {
+		all, err := render(t, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		policies := of(all, func(p *networkingv1.NetworkPolicy) string { return p.Name })
+		budgets := of(all, func(p *policyv1.PodDisruptionBudget) string { return p.Name })
+		for id, several := range map[string]bool{"lone": false, "pair": true, "scaled": true} {
+			n := "fleet-parley-agent-" + id
+			p, b := policies[n], budgets[n]
+			if (p != nil) != has || (b != nil) != (has && several) {
+				t.Errorf("with %q %s has the policy %v and the budget %v", values, n, p, b)
+			}
+			if p != nil && (!slices.Equal(p.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) || len(p.Spec.Ingress) > 0) {
+				t.Errorf("%s is reached: %+v", n, p.Spec)
+			}
+			if b != nil && b.Spec.MaxUnavailable.IntValue() != 1 {
+				t.Errorf("%s goes at once: %+v", n, b.Spec)
 			}
 		}
 	}

@@ -79,6 +79,21 @@ type patch struct {
 	}
 }
 
+// TestChartVersion: whoever follows the guide, or the values, gets the chart that
+// they are for.
+func TestChartVersion(t *testing.T) {
+	t.Parallel()
+	values := read(t, "../../deploy/helm/nats-values.yaml")
+	_, version, _ := strings.Cut(strings.SplitN(values, "\n", 2)[0], "version ")
+	version = strings.TrimSuffix(version, ",")
+	for name, text := range map[string]string{"operations.md": read(t, "../../docs/guide/operations.md"), "nats-values.yaml": values} {
+		got := regexp.MustCompile(`helm upgrade --install nats nats/nats --version (\S+) `).FindStringSubmatch(text)
+		if got == nil || got[1] != version || version == "" {
+			t.Errorf("%s installs the chart by %q, and the values are for %q", name, got, version)
+		}
+	}
+}
+
 // raw is what the chart writes without quotes, and what it writes as an include.
 var (
 	raw     = regexp.MustCompile(`"<< (.*?) >>"`)

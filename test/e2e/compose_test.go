@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -57,14 +58,22 @@ type composedSite struct {
 func (s siteUnderTest) compose(t *testing.T, set map[string]string) *composedSite {
 	t.Helper()
 	c := &composedSite{siteUnderTest: s, brokers: map[string]*process{}, pages: map[string][]string{}}
-	services := compose(t, set)
+	services := compose(t, s.all(set))
 	config := regexp.MustCompile(`^/etc/nats/(cluster-\d)\.conf$`)
 	for name, service := range services {
 		if m := config.FindStringSubmatch(service.Command[len(service.Command)-1]); m != nil {
 			if service.Command[0] != "-c" || m[1] != "cluster-"+strings.TrimPrefix(name, "n") {
 				t.Errorf("%s runs %q", name, service.Command)
 			}
-			c.brokers[m[1]] = s.broker(m[1])
+			if at := service.Environment["NATS_MONITOR"]; at != "0.0.0.0:8222" {
+				t.Errorf("%s has its pages at %q, where no worker looks", name, at)
+			}
+			own := *s.Site
+			own.Env = nil
+			for k, v := range service.Environment {
+				own.Env = append(own.Env, k+"="+v)
+			}
+			c.brokers[m[1]] = siteUnderTest{&own, s.tb, s.dir}.broker(m[1])
 		}
 	}
 	if len(c.brokers) != 3 {
@@ -101,6 +110,21 @@ func (s siteUnderTest) compose(t *testing.T, set map[string]string) *composedSit
 		}
 	}
 	return c
+}
+
+// all are the variables that a person sets, and the others that servers need: keys
+// of this site, and passwords as clients have them.
+func (s siteUnderTest) all(set map[string]string) map[string]string {
+	all := map[string]string{}
+	for _, kv := range s.Env {
+		name, value, _ := strings.Cut(kv, "=")
+		if user, ok := strings.CutSuffix(strings.TrimPrefix(name, "NATS_"), "_PASSWORD"); ok {
+			value = deploy.Password(strings.ToLower(user))
+		}
+		all[name] = value
+	}
+	maps.Copy(all, set)
+	return all
 }
 
 // workers are the workers that run, each once.

@@ -98,12 +98,12 @@ func (a *asked) ask() []prometheus.Metric {
 			as.add("parley_source_up", up, name)
 		})
 	}
-	source("workers", func() error { return addWorkers(ctx, a.bus, &as) })
-	source("router", func() error { return addTasks(ctx, a.bus, &as) })
-	source("webhooks", func() error { return addWebhooks(ctx, a.bus, &as) })
-	source("registry", func() error { return addAgents(ctx, a.bus, &as) })
-	source("escalation", func() error { return addAlerts(ctx, a.bus, &as) })
-	source("jetstream", func() error { return addStreams(ctx, a.bus, &as) })
+	source(sourceWorkers, func() error { return addWorkers(ctx, a.bus, &as) })
+	source(sourceRouter, func() error { return addTasks(ctx, a.bus, &as) })
+	source(sourceWebhooks, func() error { return addWebhooks(ctx, a.bus, &as) })
+	source(sourceRegistry, func() error { return addAgents(ctx, a.bus, &as) })
+	source(sourceEscalation, func() error { return addAlerts(ctx, a.bus, &as) })
+	source(sourceJetStream, func() error { return addStreams(ctx, a.bus, &as) })
 	all.Wait()
 	return as.list
 }
@@ -180,8 +180,8 @@ func addWebhooks(ctx context.Context, b *bus.Bus, as *answers) error {
 	}
 	list, err := figuresOf[fleet.WebhookFigures]("webhooks", told)
 	for i, f := range list {
-		as.add("parley_webhook_deliveries_total", float64(f.Succeeded), told[i].ID, "success")
-		as.add("parley_webhook_deliveries_total", float64(f.Failed), told[i].ID, "failure")
+		as.add("parley_webhook_deliveries_total", float64(f.Succeeded), told[i].ID, webhooksSucceeded)
+		as.add("parley_webhook_deliveries_total", float64(f.Failed), told[i].ID, webhooksFailed)
 	}
 	return err
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"parley/bus"
+	"parley/bus/bustest"
 	"parley/workers/telemetry"
 )
 
@@ -36,12 +38,87 @@ func read(t *testing.T, path string) string {
 // selectors finds a metric's name and what stands in braces behind it.
 var (
 	selectors = regexp.MustCompile(`(parley_[a-z_]+)(?:\{([^}]*)\})?`)
-	label     = regexp.MustCompile(`(\w+)\s*(?:=~|!=|!~|=)`)
+	matcher   = regexp.MustCompile(`(\w+)\s*(=~|!=|!~|=)\s*"((?:[^"\\]|\\.)*)"`)
 	grouping  = regexp.MustCompile(`by \(([^)]*)\)`)
 )
 
+// metricOf is the metric that a series of that name is of.
+func metricOf(series string) (telemetry.Metric, bool) {
+	all := telemetry.Metrics()
+	i := slices.IndexFunc(all, func(m telemetry.Metric) bool {
+		if m.Type == "histogram" {
+			return slices.Contains([]string{m.Name + "_bucket", m.Name + "_sum", m.Name + "_count"}, series)
+		}
+		return m.Name == series
+	})
+	if i < 0 {
+		return telemetry.Metric{}, false
+	}
+	return all[i], true
+}
+
+// streams are those of a fleet.
+func streams(t *testing.T) []bus.StreamFigures {
+	t.Helper()
+	list, err := bustest.New(t).Bus(t).StreamFigures(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// alternatives are what a regular expression of these files matches.
+func alternatives(pattern string) []string {
+	before, rest, _ := strings.Cut(pattern, "(")
+	within, after, grouped := strings.Cut(rest, ")")
+	if !grouped {
+		return strings.Split(pattern, "|")
+	}
+	all := strings.Split(within, "|")
+	for i := range all {
+		all[i] = before + all[i] + after
+	}
+	return all
+}
+
+// checkSelector reports a metric or a label that there is not, and a value that the
+// label never has. Beside the page's labels may be those named.
+func checkSelector(t *testing.T, where, series, matchers string, kept []bus.StreamFigures, beside ...string) (telemetry.Metric, bool) {
+	t.Helper()
+	m, ok := metricOf(series)
+	if !ok {
+		t.Errorf("%s: there is no metric %s", where, series)
+		return m, false
+	}
+	for _, l := range matcher.FindAllStringSubmatch(matchers, -1) {
+		name, op, value := l[1], l[2], l[3]
+		if slices.Contains(beside, name) {
+			continue
+		}
+		if !slices.Contains(m.Labels, name) {
+			t.Errorf("%s: %s has no label %s", where, m.Name, name)
+		}
+		known := m.Values(name)
+		if name == "stream" {
+			for _, s := range kept {
+				known = append(known, s.Name)
+			}
+		}
+		asked := []string{value}
+		if strings.HasSuffix(op, "~") {
+			asked = alternatives(value)
+		}
+		for _, v := range asked {
+			if known != nil && !slices.Contains(known, v) {
+				t.Errorf("%s: %s of %s is never %q, only one of %q", where, name, m.Name, v, known)
+			}
+		}
+	}
+	return m, true
+}
+
 // checkExpr reports what an expression names that is not on the page.
-func checkExpr(t *testing.T, where, expr string) {
+func checkExpr(t *testing.T, where, expr string, kept []bus.StreamFigures) {
 	t.Helper()
 	known := []string{"le"}
 	found := selectors.FindAllStringSubmatch(expr, -1)
@@ -49,23 +126,11 @@ func checkExpr(t *testing.T, where, expr string) {
 		t.Errorf("%s: %s names no metric of the fleet", where, expr)
 	}
 	for _, m := range found {
-		i := slices.IndexFunc(telemetry.Metrics(), func(k telemetry.Metric) bool {
-			if k.Type == "histogram" {
-				return slices.Contains([]string{k.Name + "_bucket", k.Name + "_sum", k.Name + "_count"}, m[1])
-			}
-			return k.Name == m[1]
-		})
-		if i < 0 {
-			t.Errorf("%s: there is no metric %s", where, m[1])
+		metric, ok := checkSelector(t, where, m[1], m[2], kept)
+		if !ok {
 			continue
 		}
-		metric := telemetry.Metrics()[i]
 		known = append(known, metric.Labels...)
-		for _, l := range label.FindAllStringSubmatch(m[2], -1) {
-			if !slices.Contains(metric.Labels, l[1]) {
-				t.Errorf("%s: %s has no label %s", where, metric.Name, l[1])
-			}
-		}
 		if metric.Fleet && !regexp.MustCompile(`(max|min|absent)( by \([^)]*\) )?\((rate\()?`+m[1]).MatchString(expr) {
 			t.Errorf("%s: %s is the same everywhere, so take its maximum: %s", where, metric.Name, expr)
 		}
@@ -125,14 +190,14 @@ func checkForeign(t *testing.T, where, expr string) {
 // has its runbook.
 func TestAlertsNameWhatThereIs(t *testing.T) {
 	t.Parallel()
-	operations, n := read(t, operationsGuide), 0
+	operations, n, kept := read(t, operationsGuide), 0, streams(t)
 	for group, rules := range alerts(t) {
 		for _, r := range rules {
 			n++
 			if group == "machines" {
 				checkForeign(t, r.Alert, r.Expr)
 			} else {
-				checkExpr(t, r.Alert, r.Expr)
+				checkExpr(t, r.Alert, r.Expr, kept)
 			}
 			if want := "docs/guide/operations.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
 				t.Errorf("%s: runbook %q, want %q", r.Alert, r.Annotations["runbook"], want)
@@ -147,6 +212,61 @@ func TestAlertsNameWhatThereIs(t *testing.T) {
 	}
 	if runbooks := strings.Count(operations, "\n### Parley"); n != 21 || runbooks != n {
 		t.Errorf("%d alerts and %d runbooks, want 21 of each", n, runbooks)
+	}
+}
+
+// TestStreamsThatDropWhatIsOld: the alert about full streams leaves out those that
+// are never full, and no other.
+func TestStreamsThatDropWhatIsOld(t *testing.T) {
+	t.Parallel()
+	var got, want []string
+	for _, r := range alerts(t)["parley"] {
+		if m := regexp.MustCompile(`\{stream!~"([^"]+)"\}`).FindStringSubmatch(r.Expr); r.Alert == "ParleyStreamFull" && m != nil {
+			got = alternatives(m[1])
+		}
+	}
+	for _, s := range streams(t) {
+		if s.DropsOld && s.MaxBytes > 0 { // without a limit it is not on the page of limits
+			want = append(want, s.Name)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("ParleyStreamFull leaves out %q, and %q drop what is old", got, want)
+	}
+}
+
+// TestSeriesThatThereAre: what the tests of the alerts make up, and what the guide
+// asks for, is such as the page has.
+func TestSeriesThatThereAre(t *testing.T) {
+	t.Parallel()
+	var file struct {
+		Tests []struct {
+			Input []struct{ Series string } `yaml:"input_series"`
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, shipped+"alerts_test.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{operationsGuide: read(t, operationsGuide)}
+	for _, c := range file.Tests {
+		for _, in := range c.Input {
+			all["alerts_test.yaml"] += in.Series + "\n"
+		}
+	}
+	kept := streams(t)
+	for where, text := range all {
+		n := 0
+		for _, m := range selectors.FindAllStringSubmatch(text, -1) {
+			if m[2] != "" {
+				n++
+				checkSelector(t, where, m[1], m[2], kept, "instance")
+			}
+		}
+		if n == 0 {
+			t.Errorf("%s has no series of the fleet", where)
+		}
 	}
 }
 
@@ -301,14 +421,14 @@ func TestDashboardShowsWhatThereIs(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &d); err != nil {
 		t.Fatal(err)
 	}
-	ids := map[int]bool{}
+	ids, kept := map[int]bool{}, streams(t)
 	for _, p := range d.Panels {
 		if ids[p.ID] || p.Title == "" || len(p.Targets) == 0 {
 			t.Errorf("panel %d %q with %d targets", p.ID, p.Title, len(p.Targets))
 		}
 		ids[p.ID] = true
 		for _, target := range p.Targets {
-			checkExpr(t, p.Title, target.Expr)
+			checkExpr(t, p.Title, target.Expr, kept)
 		}
 	}
 	hidden := []string{"parley_build_info", "parley_stream_replicas", "parley_records_undecoded_total"}

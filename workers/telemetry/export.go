@@ -92,11 +92,11 @@ type counting struct {
 func (c *counting) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	defer c.t.unsent.Add(-int64(len(spans)))
 	if err := c.SpanExporter.ExportSpans(ctx, spans); err != nil {
-		c.t.heard.spans.WithLabelValues("failed").Add(float64(len(spans)))
+		c.t.heard.spans.WithLabelValues(spansFailed).Add(float64(len(spans)))
 		c.t.log.Warn("traces not exported", slog.Int("spans", len(spans)), slog.Any("error", err))
 		return nil // it is told already
 	}
-	c.t.heard.spans.WithLabelValues("exported").Add(float64(len(spans)))
+	c.t.heard.spans.WithLabelValues(spansExported).Add(float64(len(spans)))
 	return nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"parley/subjects/fleet"
 )
 
 // Types of Metric.
@@ -11,6 +13,21 @@ const (
 	typeCounter   = "counter"
 	typeGauge     = "gauge"
 	typeHistogram = "histogram"
+)
+
+// Values of the labels source and result.
+const (
+	sourceWorkers    = "workers"
+	sourceRouter     = "router"
+	sourceWebhooks   = "webhooks"
+	sourceRegistry   = "registry"
+	sourceEscalation = "escalation"
+	sourceJetStream  = "jetstream"
+
+	spansExported     = "exported"
+	spansFailed       = "failed"
+	webhooksSucceeded = "success"
+	webhooksFailed    = "failure"
 )
 
 // Metric is one of the page, those of the Go runtime and of the process
@@ -22,6 +39,44 @@ type Metric struct {
 	// Fleet says that the value is the whole fleet's, the same from every
 	// worker: take the maximum over them. The others add up.
 	Fleet bool
+}
+
+// Values are all that a label can have, nil where that is no closed set. Nothing that
+// ships asks for another. Of an MCP server's health, agents may tell others.
+func (m Metric) Values(label string) []string {
+	switch label {
+	case "priority":
+		return texts(fleet.Critical, fleet.High, fleet.Normal, fleet.Low, other)
+	case "outcome":
+		return texts(fleet.StateDone, fleet.StatePartial, fleet.StateError, fleet.StateBlocked, fleet.StateCanceled, fleet.StateExpired, other)
+	case "level":
+		return []string{"0", "1", "2", "3", other}
+	case "result":
+		if m.Name == "parley_spans_total" {
+			return []string{spansExported, spansFailed}
+		}
+		return []string{webhooksSucceeded, webhooksFailed}
+	case "state":
+		if m.Name == "parley_tasks" {
+			return texts(fleet.StateQueued, fleet.StateWorking, fleet.StateInputRequired)
+		}
+		return []string{fleet.AgentIdle, fleet.AgentBusy, fleet.AgentDrains, fleet.AgentCooled, fleet.AgentMissing}
+	case "health":
+		return []string{fleet.HealthOK, fleet.HealthDegraded, fleet.HealthTimeout, fleet.HealthError, fleet.HealthUnknown}
+	case "worker":
+		return kinds()
+	case "source":
+		return []string{sourceWorkers, sourceRouter, sourceWebhooks, sourceRegistry, sourceEscalation, sourceJetStream}
+	}
+	return nil
+}
+
+func texts[T ~string](all ...T) []string {
+	list := make([]string, len(all))
+	for i, v := range all {
+		list[i] = string(v)
+	}
+	return list
 }
 
 func (m Metric) desc() *prometheus.Desc { return prometheus.NewDesc(m.Name, m.Help, m.Labels, nil) }
@@ -38,7 +93,7 @@ func metric(name string) Metric {
 
 // Metrics lists all metrics of the fleet.
 func Metrics() []Metric {
-	fleet := func(name, help string, labels ...string) Metric {
+	shared := func(name, help string, labels ...string) Metric {
 		return Metric{Name: name, Type: typeGauge, Labels: labels, Help: help, Fleet: true}
 	}
 	counts := func(name, help string, labels ...string) Metric {
@@ -62,28 +117,28 @@ func Metrics() []Metric {
 		counts("parley_records_undecoded_total", "Records heard that could not be read."),
 		counts("parley_spans_total", "Spans of traces: exported, or failed to be.", "result"),
 		counts("parley_traces_dropped_total", "Tasks, runs and webhook deliveries that have ended and whose trace could not be made, or found no room to wait for the collector."),
-		fleet("parley_tasks", "Live tasks.", "state"),
-		fleet("parley_leases", "Tasks that an agent has in hand."),
-		fleet("parley_queue_depth", "Tasks that wait to be offered, by what they require; the 50 deepest queues.", "class"),
-		fleet("parley_queue_oldest_seconds", "Age of the oldest task of a queue.", "class"),
-		fleet("parley_agents", "Instances of agents: idle, busy, draining, cooling or lost.", "state", "tier"),
-		fleet("parley_mcp_servers", "Live instances that find an MCP server in that health.", "name", "health"),
-		fleet("parley_waiting_for_human", "Tasks that wait for a human."),
-		fleet("parley_alerts", "Open alerts about them."),
-		fleet("parley_change_log_failures", "Lines that could not be written to CHANGE.log since the workers began."),
+		shared("parley_tasks", "Live tasks.", "state"),
+		shared("parley_leases", "Tasks that an agent has in hand."),
+		shared("parley_queue_depth", "Tasks that wait to be offered, by what they require; the 50 deepest queues.", "class"),
+		shared("parley_queue_oldest_seconds", "Age of the oldest task of a queue.", "class"),
+		shared("parley_agents", "Instances of agents: idle, busy, draining, cooling or lost.", "state", "tier"),
+		shared("parley_mcp_servers", "Live instances that find an MCP server in that health.", "name", "health"),
+		shared("parley_waiting_for_human", "Tasks that wait for a human."),
+		shared("parley_alerts", "Open alerts about them."),
+		shared("parley_change_log_failures", "Lines that could not be written to CHANGE.log since the workers began."),
 		{
 			Name: "parley_webhook_deliveries_total", Type: typeCounter, Labels: []string{"id", "result"}, Fleet: true,
 			Help: "HTTP exchanges of webhooks that have ended, by the worker that made them.",
 		},
-		fleet("parley_workers", "Workers that answer; 0 where none of that kind does.", "worker"),
-		fleet("parley_source_up", "Whether what the gauges come from answered: jetstream, the workers together, or those of a kind.", "source"),
-		fleet("parley_stream_messages", "Messages that a stream holds.", "stream"),
-		fleet("parley_stream_bytes", "Bytes that a stream holds.", "stream"),
-		fleet("parley_stream_limit_bytes", "Bytes that a stream may hold; absent without a limit.", "stream"),
-		fleet("parley_stream_replicas", "Copies that a stream is to have.", "stream"),
-		fleet("parley_stream_replicas_behind", "Copies of a stream that are behind, or whose server is away.", "stream"),
-		fleet("parley_consumer_pending", "Messages that a durable consumer has not been given yet.", "stream", "consumer"),
-		fleet("parley_consumer_unacknowledged", "Messages given to a durable consumer and not acknowledged yet.", "stream", "consumer"),
-		fleet("parley_build_info", "The program; the value is 1.", "version", "goversion"),
+		shared("parley_workers", "Workers that answer; 0 where none of that kind does.", "worker"),
+		shared("parley_source_up", "Whether what the gauges come from answered: jetstream, the workers together, or those of a kind.", "source"),
+		shared("parley_stream_messages", "Messages that a stream holds.", "stream"),
+		shared("parley_stream_bytes", "Bytes that a stream holds.", "stream"),
+		shared("parley_stream_limit_bytes", "Bytes that a stream may hold; absent without a limit.", "stream"),
+		shared("parley_stream_replicas", "Copies that a stream is to have.", "stream"),
+		shared("parley_stream_replicas_behind", "Copies of a stream that are behind, or whose server is away.", "stream"),
+		shared("parley_consumer_pending", "Messages that a durable consumer has not been given yet.", "stream", "consumer"),
+		shared("parley_consumer_unacknowledged", "Messages given to a durable consumer and not acknowledged yet.", "stream", "consumer"),
+		shared("parley_build_info", "The program; the value is 1.", "version", "goversion"),
 	}
 }

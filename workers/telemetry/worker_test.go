@@ -30,13 +30,18 @@ func start(t *testing.T, cfg telemetry.Config) *telemetry.Worker {
 	return w
 }
 
-// page is what a scrape reads.
+// page is what a scrape reads. Labels of a closed set have none but its values there.
 func page(t *testing.T, w *telemetry.Worker) string {
 	t.Helper()
 	rec := httptest.NewRecorder()
 	w.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, telemetry.Path, nil))
 	if rec.Code != 200 {
 		t.Fatalf("GET %s = %d: %s", telemetry.Path, rec.Code, rec.Body)
+	}
+	for _, series := range selectors.FindAllStringSubmatch(rec.Body.String(), -1) {
+		if series[2] != "" {
+			checkSelector(t, "the page", series[1], series[2], nil, "stream", "le")
+		}
 	}
 	return rec.Body.String()
 }
