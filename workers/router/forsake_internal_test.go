@@ -1,9 +1,16 @@
 package router
 
 import (
+	"context"
+	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"parley/bus"
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -55,5 +62,85 @@ func TestForsakenAfterItWasHandedBack(t *testing.T) {
 	}
 	if n, action := forsaken(e, settings{}, now0); n != nil {
 		t.Errorf("what waits for its agent is %s: %T", n.State, action)
+	}
+}
+
+// outage is a writer that does not get one record stored.
+type outage struct {
+	bus.RecordWriter
+	over atomic.Bool
+}
+
+func (o *outage) Write(ctx context.Context, r bus.Record) (uint64, error) {
+	if o.over.Load() {
+		return o.RecordWriter.Write(ctx, r)
+	}
+	defer o.over.Store(true)
+	<-ctx.Done()
+	return 0, fmt.Errorf("write: %w", bus.ErrTimeout)
+}
+
+// That a task goes to others is asked again where it could not be stored.
+func TestForsakenUntilItIsStored(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		srv := bustest.NewFake(t)
+		b := srv.Bus(t)
+		w, _ := serving(t, srv, "r1")
+		for _, id := range []subjects.AgentID{"a", "b"} {
+			a := announceOf(string(id))
+			a.Header = fleet.Header{Type: fleet.TypeAnnounce, ProtocolVersion: fleet.Version}
+			if _, err := b.Store(t.Context(), subjects.Announce(id, "main"), fleet.MustEncode(a), "", nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(10 * time.Second) // the router has listened
+		if _, err := b.Request(t.Context(), subjects.API("boss", "task", "dispatch"), []byte(`{"task":{"task_id":"t","agent":"a","alternatives":["b"]},"brief":"x"}`), nil); err != nil {
+			t.Fatal(err)
+		}
+		cur, err := w.reread(t.Context(), "t")
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun := working(cur.ev, holder{"a", "main", 1}, w.now())
+		anotherStores(t, b, cur, begun)
+		if cur, err = w.reread(t.Context(), "t"); err != nil {
+			t.Fatal(err)
+		}
+		again, _ := failed(begun, failure{code: subjects.CodeAgentError, retryable: true}, settings{}, w.now())
+		anotherStores(t, b, cur, again)
+		time.Sleep(15 * time.Second)
+		records := &outage{}
+		w.mu.Lock() // store takes it before it writes
+		records.RecordWriter, w.records = w.records, records
+		w.mu.Unlock()
+		time.Sleep(30 * time.Second) // its lease ends
+		if v, err := w.reread(t.Context(), "t"); err != nil || v.ev.Seq != again.Seq || !records.over.Load() {
+			t.Fatalf("it is stored: %+v, %v", v.ev, err)
+		}
+		time.Sleep(askAgainAfter + 5*time.Second)
+		if v, err := w.reread(t.Context(), "t"); err != nil || v.ev.Kind != fleet.KindReroute {
+			t.Errorf("a while later it is %s, %v", v.ev.Kind, err)
+		}
+	})
+}
+
+// What stays where it is, whoever has left, is not read again to learn that.
+func TestWhatStaysIsNotRead(t *testing.T) {
+	t.Parallel()
+	srv := bustest.New(t)
+	srv.Bus(t)
+	w, _ := serving(t, srv, "r1")
+	e := working(testRecord(t, "t", `,"agent":"a","alternatives":["b"]`, w.now()), holder{"a", "main", 1}, w.now())
+	e, _ = failed(e, failure{code: subjects.CodeAgentError}, settings{}, w.now())
+	w.with(func(c *core, now time.Time) {
+		c.apply(e, 1, now)
+		c.settled = true
+		c.take()
+	})
+	cut, cancel := context.WithCancel(t.Context())
+	cancel()
+	if w.forsake(cut, stranded{"t"}); !w.state(func() bool { return w.core.settled }) {
+		t.Error("it is read, though it waits for its alternatives")
 	}
 }
