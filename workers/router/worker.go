@@ -135,7 +135,7 @@ type Worker struct {
 
 	mu      sync.Mutex // guards all below
 	core    *core
-	lanes   [2]lane             // effects, those apart that wait for an agent
+	lanes   [3]lane             // effects, those apart that wait for an agent
 	saying  map[effect]struct{} // recalls and tells under way
 	writing map[string]uint64   // ids of the writes that are under way, and where the tail has passed over their records
 	tail    uint64              // stream sequence up to which the tail has read
