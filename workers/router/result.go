@@ -193,6 +193,11 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 		means := stand(v.ev, c)
 		if means != behind { // whether it counts or not, it was spent
 			if err := w.ledger.charge(ctx, v.ev, c, r.TokensSpent, now); err != nil {
+		if means == countsOld && !ok {
+			if err := w.repeats(cur, c, now); err != nil {
+				return nil, err
+			}
+		}
 				return nil, err
 			}
 		}
@@ -214,9 +219,6 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 			}
 			return nil, lateResult(v.ev, c)
 		case countsOld:
-			if err := w.repeats(cur, c, now); err != nil && !ok {
-				return nil, err
-			}
 			if !ok && !plant.Bug("replay_counts") { // that attempt has failed already
 				return spentLate(v.ev, c, r.TokensSpent, now), nil
 			}
@@ -265,7 +267,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 
 // repeats returns nil where a failure is that of a past attempt once more. One that
 // does not say its attempt may be of the next already, which this router, or
-// another one, is offering.
+// another one, is offering, wherever its agent may have the task now.
 func (w *Worker) repeats(v *view, c claim, now time.Time) error {
 	switch {
 	case c.attempt != 0:
@@ -274,7 +276,7 @@ func (w *Worker) repeats(v *view, c claim, now time.Time) error {
 		return errBehind
 	case !v.sure:
 		return errUnsure
-	case past(v.ev, c).Level == 1 && (v.ev.Facts.NotBefore == nil || !v.ev.Facts.NotBefore.After(now)):
+	case mayHave(v.ev, c.agent, now):
 		return errBehind
 	}
 	return nil
