@@ -154,7 +154,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg: cfg, bus: cfg.Bus, set: set,
 		ledger:  &ledger{spent: make(map[string]spending), own: make(map[uint64]struct{})},
 		log:     cfg.Log.With(slog.String("component", "router"), slog.String("router_id", string(cfg.ID))),
-		writing: make(map[string]uint64), saying: make(map[effect]struct{}), failures: newFailures(),
+		writing: make(map[string]uint64), saying: make(map[effect]struct{}), failures: newFailures(), behind: waiters{most: maxBehind},
 		core: newCore(cfg.ID, cfg.MaxQueued, maxHotQueued, rememberEnded),
 	}, nil
 }
