@@ -10,7 +10,7 @@ import (
 	"parley/workers/agent"
 )
 
-// errHeld: another process holds a spool, or there are no locks where it is.
+// errHeld: another process holds a spool.
 var errHeld = errors.New("another process holds it")
 
 // spool gives cfg the directory for results that are not handed in yet: flag, or
@@ -55,7 +55,7 @@ func hold(dir, lock string) (free func(), err error) {
 		return nil, err
 	}
 	if err := tryLock(f); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w (%w)", dir, errHeld, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("%s: %w", dir, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil // which frees the lock
 }

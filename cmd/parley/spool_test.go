@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -81,4 +82,33 @@ func TestASpoolHasOneHolder(t *testing.T) {
 	held.check(t, exitFailed, "", "--spool DIR, one for each process")
 	free()
 	s.run(t, args...).check(t, 38, "", "cannot reach NATS")
+}
+
+// Only what another process has locked is held.
+func TestLocks(t *testing.T) {
+	t.Parallel()
+	open := func() *os.File {
+		f, err := os.OpenFile(filepath.Join(t.TempDir(), "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		return f
+	}
+	free := open()
+	if err := tryLock(free); err != nil {
+		t.Errorf("a lock that nobody has = %v", err)
+	}
+	same, err := os.Open(free.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = same.Close() }()
+	if err := tryLock(same); !errors.Is(err, errHeld) {
+		t.Errorf("a lock that is held = %v", err)
+	}
+	none := open()
+	if err := errors.Join(none.Close(), tryLock(none)); err == nil || errors.Is(err, errHeld) {
+		t.Errorf("a file that cannot be locked = %v", err)
+	}
 }

@@ -151,8 +151,8 @@ func globQuote(path string) string {
 }
 
 // sendLeftovers hands in what an earlier process could not, and what other
-// instances have left that are gone. It returns when all is answered, or after a
-// while, or when ctx ends; what is left, or comes later, goes on until life ends.
+// instances have left that are gone. It returns when all has been tried, or after
+// a while, or when ctx ends; what is left, or comes later, goes on until life ends.
 func (w *Worker) sendLeftovers(ctx, life context.Context) {
 	if w.spool == nil {
 		return
@@ -160,9 +160,12 @@ func (w *Worker) sendLeftovers(ctx, life context.Context) {
 	list := w.leftovers(w.spool)
 	done := make(chan struct{})
 	w.wg.Go(func() {
-		for _, l := range list {
-			w.sendLeftover(life, w.spool, l)
-		}
+		list = w.tryEach(life, w.spool, list)
+		w.wg.Go(func() {
+			for len(list) > 0 && pause(life, requestTry) == nil {
+				list = w.tryEach(life, w.spool, list)
+			}
+		})
 		w.adopt(life)
 		close(done)
 		for w.cfg.Orphans != nil && pause(life, adoptEvery) == nil {
@@ -184,9 +187,7 @@ func (w *Worker) adopt(life context.Context) {
 	}
 	err := w.cfg.Orphans(func(dir string) {
 		s := &spool{dir}
-		for _, l := range w.leftovers(s) {
-			w.sendLeftover(life, s, l)
-		}
+		w.tryEach(life, s, w.leftovers(s))
 	})
 	if err != nil {
 		w.log.Error("look for spools of instances that are gone", slog.Any("error", err))
@@ -201,26 +202,34 @@ func (w *Worker) leftovers(s *spool) []leftover {
 	return list
 }
 
-func (w *Worker) sendLeftover(life context.Context, s *spool, l leftover) {
-	log := w.log.With(slog.String("task_id", string(l.result.TaskID)), slog.Int("attempt", l.result.Attempt))
-	subject := subjects.Result(w.cfg.ID, l.result.TaskID)
-	for {
-		m, err := w.cfg.Bus.RequestUntil(life, subject, l.data, messageID(), requestTry, func(m bus.Msg) bool {
-			_, again := answer(m)
-			return again
-		})
-		switch {
-		case err == nil:
-			said, _ := answer(m)
-			log.Info("result of an earlier process was answered", slog.Any("answer", said))
-			s.remove(l.file, w.log)
-			return
-		case life.Err() != nil, errors.Is(err, bus.ErrClosed):
-			return
-		}
-		log.Error("hand in a result of an earlier process", slog.Any("error", err))
-		if pause(life, requestTry) != nil {
-			return
+// tryEach hands in what is in list, one after the other, and returns those that
+// were not answered, of which none keeps the others waiting for long.
+func (w *Worker) tryEach(life context.Context, s *spool, list []leftover) (left []leftover) {
+	for _, l := range list {
+		if !w.sendLeftover(life, s, l) {
+			left = append(left, l)
 		}
 	}
+	return left
+}
+
+// sendLeftover reports whether l has been answered.
+func (w *Worker) sendLeftover(life context.Context, s *spool, l leftover) bool {
+	log := w.log.With(slog.String("task_id", string(l.result.TaskID)), slog.Int("attempt", l.result.Attempt))
+	try, cancel := context.WithTimeout(life, requestTry)
+	defer cancel()
+	m, err := w.cfg.Bus.RequestUntil(try, subjects.Result(w.cfg.ID, l.result.TaskID), l.data, messageID(), requestTry, func(m bus.Msg) bool {
+		_, again := answer(m)
+		return again
+	})
+	if err != nil {
+		if life.Err() == nil && !errors.Is(err, bus.ErrClosed) {
+			log.Warn("hand in a result of an earlier process", slog.Any("error", err))
+		}
+		return false
+	}
+	said, _ := answer(m)
+	log.Info("result of an earlier process was answered", slog.Any("answer", said))
+	s.remove(l.file, w.log)
+	return true
 }

@@ -135,6 +135,42 @@ func TestOrphans(t *testing.T) {
 	})
 }
 
+// A result that nobody takes keeps no other one in the spools, and goes on
+// being handed in.
+func TestALeftoverThatNobodyTakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRouterOn(t, bustest.NewFake(t))
+		own, dir := t.TempDir(), t.TempDir()
+		r.answers(func(_ int, x fleet.Result) any {
+			if x.TaskID == "own-1" || x.TaskID == "t1" {
+				return fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeUnavailable, "later")}
+			}
+			return fleet.ResultReply{OK: true}
+		})
+		for _, task := range []subjects.TaskID{"own-1", "own-2"} {
+			leave(t, own, "bob", task)
+		}
+		for _, task := range []subjects.TaskID{"t1", "t2"} {
+			leave(t, dir, "bob", task)
+		}
+		r.start(agent.Config{Handler: agent.Echo{}, Spool: own, Orphans: func(take func(string)) error {
+			take(dir)
+			return nil
+		}})
+		r.result("own-2")
+		r.result("t2")
+		time.Sleep(2 * time.Minute)
+		if got := append(files(t, own), files(t, dir)...); len(got) != 2 {
+			t.Errorf("spools = %v, want what nobody takes", got)
+		}
+		r.answers(func(int, fleet.Result) any { return fleet.ResultReply{OK: true} })
+		time.Sleep(2 * time.Minute)
+		if got := append(files(t, own), files(t, dir)...); len(got) != 0 {
+			t.Errorf("spools = %v once it is taken, want them empty", got)
+		}
+	})
+}
+
 // The result is on disk before anybody hears of it.
 func TestSpoolBeforeSending(t *testing.T) {
 	t.Parallel()

@@ -13,7 +13,7 @@ import (
 )
 
 // Where announces are late, what nobody could ever do waits for them, for a
-// while; deadlines do not.
+// while; deadlines do not, those of tasks that are to go to others neither.
 func TestWhatIsHopelessHoldsNoDeadlineUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -39,10 +39,15 @@ func TestWhatIsHopelessHoldsNoDeadlineUp(t *testing.T) {
 			}
 			return d.TaskID
 		}
-		for i := range maxDoing + 8 {
+		for i := range 2 * maxDoing {
 			send(fmt.Sprintf(`{"task":{"task_id":"hopeless-%d"},"requirements":{"required_capabilities":["fly"]},"brief":"x"}`, i))
 		}
 		id := send(fmt.Sprintf(`{"task":{"agent":"a"},"deadline":%q,"brief":"x"}`, w.now().Add(time.Second).Format(time.RFC3339Nano)))
+		w.with(func(c *core, _ time.Time) {
+			s := c.x.find(id)
+			c.x.at(s).attempt = 1
+			c.maroon(s)
+		})
 		time.Sleep(2 * time.Second)
 		if v, err := w.reread(t.Context(), id); err != nil || v.ev.State != fleet.StateExpired {
 			t.Errorf("a second after its deadline it is %s, %v", v.ev.State, err)

@@ -6,10 +6,12 @@ import (
 	"parley/subjects"
 )
 
-// waiters counts, of each agent, the messages that wait for a record which this
-// router does not have. It is maxBehind at most: to claim what no record says
-// costs an agent nothing, and the other places are for the other agents.
+// waiters counts, of each agent, the messages that wait: for a record which this
+// router does not have, or, as failures, for their turn. To claim what no record
+// says costs an agent nothing, and the other places are for the other agents.
 type waiters struct {
+	most int // of one agent; fixed
+
 	mu sync.Mutex
 	of map[subjects.AgentID]int
 }
@@ -18,7 +20,7 @@ type waiters struct {
 func (b *waiters) enter(agent subjects.AgentID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.of[agent] >= maxBehind {
+	if b.of[agent] >= b.most {
 		return false
 	}
 	b.of = put(b.of, agent, b.of[agent]+1)

@@ -1,6 +1,9 @@
 package router
 
 import (
+	"slices"
+	"time"
+
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -66,6 +69,13 @@ func past(e *fleet.Event, c claim) *fleet.Attempt {
 		}
 	}
 	return nil
+}
+
+// mayHave reports whether the task waits, and its record lets agent have it now.
+func mayHave(e *fleet.Event, agent subjects.AgentID, now time.Time) bool {
+	n := need(e)
+	return e.State == fleet.StateQueued && (e.Facts.NotBefore == nil || !e.Facts.NotBefore.After(now)) &&
+		(len(n.Only) == 0 || slices.Contains(n.Only, agent)) && !slices.Contains(n.Exclude, agent)
 }
 
 // asOf is the record as it would be if attempt a had not ended.

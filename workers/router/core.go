@@ -394,13 +394,13 @@ func (c *core) unqueue(s slot, e *entry) {
 }
 
 // askAgainAfter is when it is asked again about a task that nobody could ever do,
-// if the answer could not be stored.
+// or that all have left who may, if the answer could not be stored.
 const askAgainAfter = 10 * time.Second
 
-// askAgain asks about the task once more after a rest, or when its class is
-// looked at before.
+// askAgain asks about a task that waits once more after a rest, or when its class
+// is looked at before.
 func (c *core) askAgain(id subjects.TaskID, now time.Time) {
-	if s := c.x.find(id); s != 0 && c.x.at(s).flags&waits != 0 {
+	if s := c.x.find(id); s != 0 && c.x.at(s).flags&inQueue != 0 {
 		e := c.x.at(s)
 		e.flags &^= waits
 		e.due = min(e.due, now.Add(askAgainAfter).UnixNano())

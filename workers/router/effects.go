@@ -8,12 +8,15 @@ type lane struct {
 	doing int
 }
 
-// lane is where e waits for its turn: what nobody could ever do, and what is to
-// go to others, is in no hurry, and holds up no time-out and no lost lease.
+// lane is where e waits for its turn: what is to go to others, and what nobody
+// could ever do, is in no hurry, and holds up no time-out and no lost lease. The
+// former has a deadline to be looked at, which does not wait for the latter.
 func (w *Worker) lane(e effect) *lane {
 	switch e.(type) {
-	case hopeless, stranded:
+	case stranded:
 		return &w.lanes[1]
+	case hopeless:
+		return &w.lanes[2]
 	}
 	return &w.lanes[0]
 }

@@ -20,35 +20,42 @@ const (
 	failuresPerSecond = 200
 	fewestPerSecond   = 50 // while the machine, or the bus, has much to do
 	failuresAtOnce    = 8
-	maxFailures       = 256 // that wait for their turn; more are asked to come again
+	maxFailures       = 256 // that wait for their turn, half of them of any one agent; more are asked to come again
 
-	longFailure = 50 * time.Millisecond // that one takes from its turn to its record
+	longFailure = 50 * time.Millisecond // that one takes to become a record
 )
 
 // failures lets failed attempts in.
 type failures struct {
 	pace  *rate.Limiter
 	waits chan struct{} // one for each that waits
+	of    *waiters
 }
 
 func newFailures() failures {
-	return failures{pace: rate.NewLimiter(failuresPerSecond, failuresAtOnce), waits: make(chan struct{}, maxFailures)}
+	return failures{
+		pace: rate.NewLimiter(failuresPerSecond, failuresAtOnce), waits: make(chan struct{}, maxFailures),
+		of: &waiters{most: maxFailures / 2},
+	}
 }
 
 // turn has then wait for its turn on a goroutine of its own. It reports false
-// when too many wait already.
-func (f failures) turn(ctx context.Context, spawn func(func()), then func()) bool {
+// when too many wait already, or too many of the agent.
+func (f failures) turn(ctx context.Context, agent subjects.AgentID, spawn func(func()), then func()) bool {
+	if !f.of.enter(agent) {
+		return false
+	}
 	select {
 	case f.waits <- struct{}{}:
 	default:
+		f.of.leave(agent)
 		return false
 	}
 	spawn(func() {
 		_ = f.pace.Wait(ctx) // when it is ctx that ends the wait, then sees it too
 		<-f.waits
-		began := time.Now()
+		f.of.leave(agent)
 		then()
-		f.took(time.Since(began))
 	})
 	return true
 }
@@ -77,6 +84,6 @@ func isFailure(r *fleet.Result) bool {
 // comeAgain refuses a failure for now: until those that wait have had their turn.
 func (w *Worker) comeAgain(m bus.Msg) {
 	until := time.Duration(float64(maxFailures) / float64(w.failures.pace.Limit()) * float64(time.Second))
-	w.respond(m, fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeRateLimited, "%d failed attempts wait to be taken in", maxFailures).
+	w.respond(m, fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeRateLimited, "too many failed attempts wait to be taken in").
 		WithRemedy("send it again once they have been").RetryAfter(until)})
 }

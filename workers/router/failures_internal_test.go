@@ -25,14 +25,20 @@ func TestFailuresAreTakenInAtAPace(t *testing.T) {
 		var taken atomic.Int64
 		began := time.Now()
 		let := 0
-		for range 10_000 {
-			if f.turn(t.Context(), func(f func()) { go f() }, func() { taken.Add(1) }) {
+		of := make(map[subjects.AgentID]int)
+		for i := range 10_000 {
+			agent := subjects.AgentID([]string{"x", "y"}[i/5000])
+			if f.turn(t.Context(), agent, func(f func()) { go f() }, func() { taken.Add(1) }) {
+				of[agent]++
 				let++
 			}
 		}
 		synctest.Wait()
 		if got := taken.Load(); got != failuresAtOnce || let < maxFailures || let > maxFailures+failuresAtOnce {
 			t.Errorf("of 10 000 %d were let wait and %d taken in at once, want about %d and %d", let, got, maxFailures, failuresAtOnce)
+		}
+		if of["y"] < maxFailures/2 {
+			t.Errorf("%d of the second agent were let wait, want half of %d", of["y"], maxFailures)
 		}
 		for taken.Load() < int64(let) {
 			time.Sleep(time.Second / failuresPerSecond)
@@ -49,35 +55,27 @@ func TestFailuresAreTakenInAtAPace(t *testing.T) {
 // come as before when they do not.
 func TestThePaceOfFailuresYields(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		f := newFailures()
-		take := func(d time.Duration) {
-			t.Helper()
-			if !f.turn(t.Context(), func(f func()) { f() }, func() { time.Sleep(d) }) {
-				t.Fatal("there is no room for one")
-			}
+	f := newFailures()
+	want := func(limit rate.Limit) {
+		t.Helper()
+		if got := f.pace.Limit(); got != limit {
+			t.Errorf("%v a second are taken in, want %v", got, limit)
 		}
-		want := func(limit rate.Limit) {
-			t.Helper()
-			if got := f.pace.Limit(); got != limit {
-				t.Errorf("%v a second are taken in, want %v", got, limit)
-			}
-		}
-		take(longFailure)
-		want(failuresPerSecond)
-		take(longFailure + 1)
-		want(failuresPerSecond / 2)
-		for range 10 {
-			take(time.Second)
-		}
-		want(fewestPerSecond)
-		take(time.Millisecond)
-		want(fewestPerSecond + 1)
-		for range failuresPerSecond {
-			take(time.Millisecond)
-		}
-		want(failuresPerSecond)
-	})
+	}
+	f.took(longFailure)
+	want(failuresPerSecond)
+	f.took(longFailure + 1)
+	want(failuresPerSecond / 2)
+	for range 10 {
+		f.took(time.Second)
+	}
+	want(fewestPerSecond)
+	f.took(time.Millisecond)
+	want(fewestPerSecond + 1)
+	for range failuresPerSecond {
+		f.took(time.Millisecond)
+	}
+	want(failuresPerSecond)
 }
 
 // Nobody waits longer than the router has.
@@ -89,7 +87,7 @@ func TestFailuresDoNotOutwaitTheRouter(t *testing.T) {
 		f.pace.AllowN(time.Now(), failuresAtOnce)
 		ctx, cancel := context.WithCancel(t.Context())
 		taken := make(chan struct{})
-		if !f.turn(ctx, func(f func()) { go f() }, func() { close(taken) }) {
+		if !f.turn(ctx, "x", func(f func()) { go f() }, func() { close(taken) }) {
 			t.Fatal("there is no room for one")
 		}
 		synctest.Wait()

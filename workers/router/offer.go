@@ -358,12 +358,10 @@ func (w *Worker) hearAnnounces(ctx context.Context, since time.Time) error {
 }
 
 // forsake gives a task to others if all have left that alone may do it. As for
-// lose, nobody has for a router that does not reach the records.
+// lose, nobody has for a router that does not reach the records; those of a task
+// that goes on waiting are left alone.
 func (w *Worker) forsake(ctx context.Context, s stranded) {
-	if !w.hears(ctx, s.task) {
-		return
-	}
-	_, err := w.change(ctx, s.task, func(v *view) (*fleet.Event, error) {
+	decide := func(v *view) (*fleet.Event, error) {
 		now := w.now()
 		w.mu.Lock()
 		left := w.core.allLeft(need(v.ev).Only, now)
@@ -373,9 +371,19 @@ func (w *Worker) forsake(ctx context.Context, s stranded) {
 		}
 		n, _ := forsaken(v.ev, w.terms(v.ev), now)
 		return n, nil
-	})
+	}
+	if v, err := w.latest(ctx, s.task); err == nil {
+		if n, _ := decide(v); n == nil {
+			return
+		}
+	}
+	if !w.hears(ctx, s.task) {
+		return
+	}
+	_, err := w.change(ctx, s.task, decide)
 	if err != nil && !errors.Is(err, errNoTask) {
 		w.log.Warn("give a stranded task to others", slog.String("task_id", string(s.task)), slog.Any("error", err))
+		w.with(func(c *core, now time.Time) { c.askAgain(s.task, now) })
 	}
 }
 

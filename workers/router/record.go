@@ -177,7 +177,7 @@ func forsaken(e *fleet.Event, set settings, now time.Time) (*fleet.Event, escala
 	}
 	n := *e
 	s := ladder(&n, set)
-	k := len(s.Attempts)
+	k := len(s.Attempts) - escalation.HandedBack(s.Attempts) // those change nothing
 	switch {
 	case k > 0 && s.Attempts[k-1].Level == 1:
 		s.Gone = true // it was to try again

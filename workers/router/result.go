@@ -30,11 +30,12 @@ var errUnsure = errors.New("the record may be behind")
 // onResult takes in TASK_RESULT, or prose that contains one.
 func (w *Worker) onResult(ctx context.Context, m bus.Msg) {
 	r, err := fleet.ReadResult(m.Data)
-	if err != nil || !isFailure(r) {
+	vars, ok := subjects.Tokens(subjects.ResultPattern, m.Subject)
+	if err != nil || !ok || !isFailure(r) {
 		w.takeResult(ctx, m, r, err)
 		return
 	}
-	if w.failures.turn(ctx, w.pool.Go, func() { w.takeResult(w.patience(), m, r, nil) }) {
+	if w.failures.turn(ctx, subjects.AgentID(vars[0]), w.pool.Go, func() { w.takeResult(w.patience(), m, r, nil) }) {
 		return
 	}
 	if m.Reply == "" { // it will not come again
@@ -184,13 +185,19 @@ func (w *Worker) offering(task subjects.TaskID) <-chan struct{} {
 
 // result decides what a result means and stores it.
 func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *fleet.Result) (*fleet.Event, error) {
-	var refusal error // what the agent is told although its result was taken in
+	var refusal error   // what the agent is told although its result was taken in
+	var began time.Time // for the last time: what was waited for before is no work
 	n, err := w.patiently(ctx, task, c.agent, func(cur *view) (*fleet.Event, error) {
 		v := cur
-		refusal = nil
+		refusal, began = nil, time.Now()
 		now := w.now()
 		ok := r.Status == fleet.StatusDone || r.Status == fleet.StatusPartial
 		means := stand(v.ev, c)
+		if means == countsOld && !ok {
+			if err := w.repeats(cur, c, now); err != nil {
+				return nil, err
+			}
+		}
 		if means != behind { // whether it counts or not, it was spent
 			if err := w.ledger.charge(ctx, v.ev, c, r.TokensSpent, now); err != nil {
 				return nil, err
@@ -214,9 +221,6 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 			}
 			return nil, lateResult(v.ev, c)
 		case countsOld:
-			if err := w.repeats(cur, c, now); err != nil && !ok {
-				return nil, err
-			}
 			if !ok && !plant.Bug("replay_counts") { // that attempt has failed already
 				return spentLate(v.ev, c, r.TokensSpent, now), nil
 			}
@@ -247,15 +251,13 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 		}
 		return done(v.ev, r, now), nil
 	})
+	if isFailure(r) && !began.IsZero() {
+		w.failures.took(time.Since(began))
+	}
 	if err == nil {
 		err = refusal
 	}
-	if subjects.CodeOf(err) == subjects.CodePayloadTooLarge && len(r.Output)+len(r.Parts)+len(r.Artifacts)+len(r.Unknown) > 0 {
-		// The attempt has failed; what it said is too long to be kept.
-		short := &fleet.Result{
-			Status: fleet.StatusError, TokensSpent: r.TokensSpent,
-			Error: &fleet.ResultError{Code: subjects.CodeResultInvalid, Message: withoutCode(err), Retryable: true},
-		}
+	if short := shortened(r, err); short != nil {
 		if _, ferr := w.result(ctx, task, c, short); ferr != nil {
 			return n, ferr
 		}
@@ -263,9 +265,21 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 	return n, err
 }
 
+// shortened is what becomes of a result that is too long to be kept: its attempt
+// has failed. It returns nil where err says something else.
+func shortened(r *fleet.Result, err error) *fleet.Result {
+	if subjects.CodeOf(err) != subjects.CodePayloadTooLarge || len(r.Output)+len(r.Parts)+len(r.Artifacts)+len(r.Unknown) == 0 {
+		return nil
+	}
+	return &fleet.Result{
+		Status: fleet.StatusError, TokensSpent: r.TokensSpent,
+		Error: &fleet.ResultError{Code: subjects.CodeResultInvalid, Message: withoutCode(err), Retryable: true},
+	}
+}
+
 // repeats returns nil where a failure is that of a past attempt once more. One that
 // does not say its attempt may be of the next already, which this router, or
-// another one, is offering.
+// another one, is offering, wherever its agent may have the task now.
 func (w *Worker) repeats(v *view, c claim, now time.Time) error {
 	switch {
 	case c.attempt != 0:
@@ -274,7 +288,7 @@ func (w *Worker) repeats(v *view, c claim, now time.Time) error {
 		return errBehind
 	case !v.sure:
 		return errUnsure
-	case past(v.ev, c).Level == 1 && (v.ev.Facts.NotBefore == nil || !v.ev.Facts.NotBefore.After(now)):
+	case mayHave(v.ev, c.agent, now):
 		return errBehind
 	}
 	return nil

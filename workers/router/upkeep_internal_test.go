@@ -412,21 +412,3 @@ func TestATaskThatEverybodyFails(t *testing.T) {
 		t.Errorf("the last message has %d bytes", len(last))
 	}
 }
-
-// A task that another router has given to anybody meanwhile is not given up for
-// the agent that it was to be tried again by.
-func TestForsakenOnce(t *testing.T) {
-	t.Parallel()
-	e := working(testRecord(t, "x", `,"max_retries":1`, now0), holder{"a", "1", 1}, now0)
-	e, action := failed(e, failure{code: subjects.CodeAgentError, retryable: true}, settings{}, now0)
-	if e.Kind != fleet.KindRetry {
-		t.Fatalf("a failure worth another try is answered by %T", action)
-	}
-	e, _ = forsaken(e, settings{}, now0)
-	if e == nil || e.Kind != fleet.KindReroute || len(need(e).Only) > 0 {
-		t.Fatalf("its agent is gone, and the record is %+v", e)
-	}
-	if n, action := forsaken(e, settings{}, now0); n != nil {
-		t.Errorf("once more, and it is %s: %T", n.State, action)
-	}
-}

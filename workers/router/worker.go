@@ -135,7 +135,7 @@ type Worker struct {
 
 	mu      sync.Mutex // guards all below
 	core    *core
-	lanes   [2]lane             // effects, those apart that wait for an agent
+	lanes   [3]lane             // effects, those apart that wait for an agent
 	saying  map[effect]struct{} // recalls and tells under way
 	writing map[string]uint64   // ids of the writes that are under way, and where the tail has passed over their records
 	tail    uint64              // stream sequence up to which the tail has read
@@ -154,7 +154,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg: cfg, bus: cfg.Bus, set: set,
 		ledger:  &ledger{spent: make(map[string]spending), own: make(map[uint64]struct{})},
 		log:     cfg.Log.With(slog.String("component", "router"), slog.String("router_id", string(cfg.ID))),
-		writing: make(map[string]uint64), saying: make(map[effect]struct{}), failures: newFailures(),
+		writing: make(map[string]uint64), saying: make(map[effect]struct{}), failures: newFailures(), behind: waiters{most: maxBehind},
 		core: newCore(cfg.ID, cfg.MaxQueued, maxHotQueued, rememberEnded),
 	}, nil
 }
