@@ -236,7 +236,10 @@ func (a *app) changeAuth(ctx context.Context, push bool, change func(*auth.Direc
 		return authProblem(err)
 	}
 	defer func() { _ = lock.Close() }() // which frees it
-	for tryLock(lock) != nil {
+	for err := tryLock(lock); err != nil; err = tryLock(lock) {
+		if !errors.Is(err, errHeld) {
+			return err
+		}
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():

@@ -219,8 +219,11 @@ func spentLate(e *fleet.Event, c claim, tokens int64, now time.Time) *fleet.Even
 		return nil
 	}
 	for i, a := range slices.Backward(e.Facts.Attempts) {
-		if a.Tokens != 0 || a.Attempt == 0 || !c.is(holder{a.AgentID, a.InstanceID, a.Epoch}, a.Attempt) {
+		if a.Attempt == 0 || !c.is(holder{a.AgentID, a.InstanceID, a.Epoch}, a.Attempt) {
 			continue
+		}
+		if a.Tokens != 0 { // it was told
+			return nil
 		}
 		n := next(e, fleet.KindSpent, e.State, now)
 		n.Facts.Attempts = slices.Clone(e.Facts.Attempts)
