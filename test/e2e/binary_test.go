@@ -28,6 +28,9 @@ type built struct {
 
 // parleyBinary is the path of parley as it ships.
 func parleyBinary(tb testing.TB) string {
+	if *parleyFlag != "" {
+		return *parleyFlag
+	}
 	return binaries.parley.build(tb, "../..", "parley", "./cmd/parley")
 }
 

@@ -21,6 +21,7 @@ type testFleet struct {
 	tb     testing.TB
 	dir    string
 	url    string
+	env    []string // of the broker, beside a bare one
 	broker *process
 	nc     *nats.Conn // raw
 }
@@ -54,7 +55,7 @@ func (f *testFleet) connect() {
 func (f *testFleet) startBroker(workers, port string) {
 	f.tb.Helper()
 	f.broker = start(f.tb, f.dir, program{
-		name: "broker", path: parleyBinary(f.tb),
+		name: "broker", path: parleyBinary(f.tb), env: f.env,
 		args: []string{
 			"up", "--data", filepath.Join(f.dir, "jetstream"), "--port", port, "--http", "off",
 			"--workers", workers, "-o", "json", "--log-format", "text",

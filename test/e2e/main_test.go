@@ -21,7 +21,8 @@ var (
 	appendsFlag = flag.Int("e2e.appends", 400, "appends of TestAppenders")
 	pointFlag   = flag.String("e2e.point", "", "of TestCrashPoints: sweep this point alone")
 	raceFlag    = flag.Bool("e2e.race", false, "build the binaries under test with the race detector")
-	fixtureFlag = flag.String("e2e.fixture", "", "of TestUpgrade: keep data of this build under this name")
+	fixtureFlag = flag.String("e2e.fixture", "", "of TestUpgrade: keep data under this name")
+	parleyFlag  = flag.String("e2e.parley", "", "the parley that is tested, instead of this build's")
 	keepFlag    = flag.String("e2e.keep", "", "keep journals, logs and data in this directory")
 )
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
 
 	"parley/subjects"
 	"parley/test/deploy"
@@ -158,38 +159,50 @@ func (s siteUnderTest) stockCLI(t *testing.T, args ...string) {
 	}
 }
 
-// TestBackup backs up a fleet with the stock command line while it works, loses
-// everything, restores it, and goes on.
+// TestBackup stops the workers of a fleet, backs it up with the stock command
+// line, loses everything, restores it by the very commands of the guide, and goes
+// on.
 func TestBackup(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
+	s.Ask("single")
+	k := s.keeper("single")
+	k.answers()
 	broker := s.broker("single")
 	s.well(s.Monitor("single") + "/healthz")
-	worker, ci := s.env(deploy.Worker, "single"), append(s.env(deploy.CI, "single"), "PARLEY_AS=ci")
-	serve := func(name string) *process {
+	serve := func(name, call string) *process {
 		page := deploy.FreeAddress(t)
-		p := s.parley(name, worker, "serve", "--http", page, "--max-store", "512MiB")
+		env := slices.Concat(s.env(deploy.Worker, "single"), k.workers(call), []string{"PARLEY_CALLOUT_ISSUER=" + s.Issuer, "PARLEY_CALLOUT_ACCOUNT=CLIENTS"})
+		p := s.parley(name, env, "serve", "--http", page, "--max-store", "512MiB")
 		s.well("http://" + page + "/readyz")
 		return p
 	}
-	agent := func(name string) *process {
-		return s.parley(name, s.env(deploy.Claude, "single"), "agent", "run", "--id", "claude", "--driver", "echo", "--heartbeat", "500ms", "--data", filepath.Join(s.dir, "claude"))
-	}
-	workers, claude := serve("serve-1"), agent("claude-1")
-	s.until("the agent", func(context.Context) bool { return strings.Contains(s.does(ci, "agent", "ls", "--live"), "claude") })
-	s.does(ci, "task", "send", "--wait", "--id", "ended", "before the backup")
-	claude.kill()
-	s.does(ci, "task", "send", "--id", "waiting", "while nobody works")
+	workers := serve("serve-1", nobody)
+	k.leave()
 
+	workers.signal(syscall.SIGTERM)
+	if !workers.ended(2 * patience) {
+		t.Fatal("the workers do not stop")
+	}
 	backup := filepath.Join(s.dir, "backup")
 	s.stockCLI(t, "account", "backup", backup, "--force")
-	s.does(ci, "task", "send", "--id", "late", "after the backup")
-	workers.kill()
+	k.request("fleet.dispatch.ci", `{"task":{"task_id":"late"},"brief":"after the backup"}`)
 	broker.kill()
 	s.wipe("single")
 
 	s.broker("single")
 	s.well(s.Monitor("single") + "/healthz")
+	s.restore(t, backup)
+	serve("serve-2", k.hook.URL)
+	k.find()
+	if out := k.do(deploy.CI, "task", "ls", "-o", "json"); strings.Contains(out, `"late"`) {
+		t.Errorf("what came after the backup is there: %s", out)
+	}
+}
+
+// restore does what the guide says.
+func (s siteUnderTest) restore(t *testing.T, backup string) {
+	t.Helper()
 	guide, err := os.ReadFile("../../docs/guide/operations.md")
 	if err != nil {
 		t.Fatal(err)
@@ -206,18 +219,27 @@ func TestBackup(t *testing.T) {
 	for c := range strings.SplitSeq(commands, "\n") {
 		s.stockCLI(t, strings.Fields(strings.Replace(c, "./backup", backup, 1))[1:]...)
 	}
-	serve("serve-2")
-	if out := s.does(ci, "task", "get", "ended"); !strings.Contains(out, "before the backup") || !strings.Contains(out, "done") {
-		t.Errorf("the task that had ended: %s", out)
+}
+
+// keeper is the keeper of a site whose server asks who may connect.
+func (s siteUnderTest) keeper(node string) *keeper {
+	return &keeper{
+		siteUnderTest: s,
+		as: func(user string) []string {
+			env := s.env(user, node)
+			if user == "" || user == deploy.Worker {
+				return env
+			}
+			return append(env, "PARLEY_AS="+user)
+		},
+		raw: func() *nats.Conn {
+			nc, err := nats.Connect(s.URL(node), nats.UserInfo(deploy.Worker, deploy.Password(deploy.Worker)))
+			if err != nil {
+				s.tb.Fatal(err)
+			}
+			return nc
+		},
 	}
-	agent("claude-2")
-	if out := s.does(ci, "task", "wait", "waiting"); !strings.Contains(out, "while nobody works") {
-		t.Errorf("the task that waited: %s", out)
-	}
-	if out := s.does(ci, "task", "ls"); strings.Contains(out, "late") {
-		t.Errorf("what came after the backup is there: %s", out)
-	}
-	s.does(ci, "task", "send", "--wait", "--agent", "claude", "after the restore")
 }
 
 // TestOneStreamAnew does with a stream what the guide says of one that has no
