@@ -287,9 +287,10 @@ func tells(c jetstream.StreamConfig) jetstream.StreamConfig {
 	return c
 }
 
-// ages reports whether what a stream holds has an age at which it goes.
+// ages reports whether what a stream holds has an age at which it goes, and no line
+// is to go before.
 func ages(stream string) bool {
-	return stream == subjects.StreamWebhooks || stream == "KV_"+subjects.BucketSessions
+	return stream == "KV_"+subjects.BucketSessions
 }
 
 // bucket is the stream of a key-value bucket, history 1.

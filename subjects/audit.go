@@ -33,14 +33,14 @@ func auditEntries() []Entry {
 	return []Entry{
 		{
 			Pattern: "fleet.log.<session>.<agent>", Message: "log line",
-			Writer: "sessions, access", Readers: "audit",
+			Writer: "sessions, access, webhooks", Readers: "audit",
 			Kept: "7 days", Stream: StreamLog,
-			Description: "What happened that changed nothing that is stored: handshakes, refusals. The audit takes it over.",
+			Description: "What happened that changed nothing that is stored: handshakes, refusals, push notifications that died while the outbox had little room. The audit takes it over.",
 		},
 		{
 			Pattern: "fleet.told.<stream>.<write>", Message: "log lines",
 			Writer: "workers", Readers: "audit",
-			Kept:        "7 days, in <stream>; in that of webhooks 30, in that of sessions one",
+			Kept:        "7 days, in <stream>; in that of sessions one",
 			Description: "What was changed by a write to one of the streams of runs, schedules, alerts, webhooks, sessions, identities and agents, and by whom: stored with it in one. The audit takes it over.",
 		},
 		{
