@@ -30,8 +30,8 @@ type Record struct {
 	Told []byte
 }
 
-// keepTold is how long log lines are kept beside what they tell of where that does
-// not age within a day: as long as those of FLEET_LOG.
+// keepTold is how long log lines are kept beside what they tell of where nothing
+// ages: as long as those of FLEET_LOG.
 const keepTold = 7 * day
 
 // RecordWriter writes records. Write blocks until the record is stored and

@@ -287,10 +287,9 @@ func tells(c jetstream.StreamConfig) jetstream.StreamConfig {
 	return c
 }
 
-// ages reports whether what a stream holds has an age at which it goes, and no line
-// is to go before.
+// ages reports whether what a stream holds has an age at which it goes.
 func ages(stream string) bool {
-	return stream == "KV_"+subjects.BucketSessions
+	return stream == subjects.StreamWebhooks || stream == "KV_"+subjects.BucketSessions
 }
 
 // bucket is the stream of a key-value bucket, history 1.

@@ -172,23 +172,3 @@ func TestToldAgain(t *testing.T) {
 		t.Errorf("told (-want +got):\n%s", diff)
 	}
 }
-
-// TestToldGoes: log lines go after a week, whatever the age is of what they tell of.
-func TestToldGoes(t *testing.T) {
-	t.Parallel()
-	b := bustest.New(t).Bus(t)
-	for stream, subject := range map[string]string{subjects.StreamRuns: "fleet.run.r", subjects.StreamWebhooks: subjects.WebhookEvent("d")} {
-		w, stop := b.Records(stream, bus.CommitDirect)
-		if _, err := w.Write(t.Context(), bus.Record{Subject: subject, WriteID: "w1", Data: []byte("one"), Told: []byte("told")}); err != nil {
-			t.Fatal(err)
-		}
-		stop()
-		m, err := b.Last(t.Context(), stream, subjects.Told(stream, "w1"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ttl, want := m.Header.Get("Nats-TTL"), "604800s"; ttl != want {
-			t.Errorf("%s: the lines have the TTL %q, want %s", stream, ttl, want)
-		}
-	}
-}

@@ -40,7 +40,7 @@ func auditEntries() []Entry {
 		{
 			Pattern: "fleet.told.<stream>.<write>", Message: "log lines",
 			Writer: "workers", Readers: "audit",
-			Kept:        "7 days, in <stream>; in that of sessions one",
+			Kept:        "7 days, in <stream>; in that of webhooks 30, in that of sessions one",
 			Description: "What was changed by a write to one of the streams of runs, schedules, alerts, webhooks, sessions, identities and agents, and by whom: stored with it in one. The audit takes it over.",
 		},
 		{

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,10 +96,10 @@ func TestLostReceiverLeavesRoom(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				arrived := false // guarded by the worker's ways: there is one such delivery
+				var arrived atomic.Bool
 				w.post = func(_ context.Context, _ *endpoint, d *fleet.Delivery) outcome {
 					if d.DeliveryID == "healthy" {
-						arrived = true
+						arrived.Store(true)
 						return outcome{status: 200}
 					}
 					return answered(status, 0)
@@ -124,12 +125,12 @@ func TestLostReceiverLeavesRoom(t *testing.T) {
 				}
 				stored := false
 				for range 60 {
-					if stored = stored || push("healthy", "https://healthy.example/hook"); arrived {
+					if stored = stored || push("healthy", "https://healthy.example/hook"); arrived.Load() {
 						break
 					}
 					<-time.After(time.Second)
 				}
-				if !arrived {
+				if !arrived.Load() {
 					t.Errorf("within a minute nothing arrived at another receiver (stored: %t), %.0f %% of the outbox are in use", stored, 100*held(t, b))
 				}
 			})
