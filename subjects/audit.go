@@ -33,9 +33,9 @@ func auditEntries() []Entry {
 	return []Entry{
 		{
 			Pattern: "fleet.log.<session>.<agent>", Message: "log line",
-			Writer: "sessions, access", Readers: "audit",
+			Writer: "sessions, access, webhooks", Readers: "audit",
 			Kept: "7 days", Stream: StreamLog,
-			Description: "What happened that changed nothing that is stored: handshakes, refusals. The audit takes it over.",
+			Description: "What happened that changed nothing that is stored: handshakes, refusals, push notifications that died while the outbox had little room. The audit takes it over.",
 		},
 		{
 			Pattern: "fleet.told.<stream>.<write>", Message: "log lines",

@@ -44,7 +44,7 @@ the same page on the port of the fleet.`,
 			if address != "" {
 				return a.mcpHTTP(cmd.Context(), c, address)
 			}
-			w, err := a.newMCP(c.bus, a.clientLog())
+			w, err := a.newMCP(c.bus, nil, a.clientLog())
 			if err != nil {
 				return err
 			}
@@ -62,18 +62,18 @@ type unclosed struct{ io.Writer }
 func (unclosed) Close() error { return nil }
 
 // newMCP makes the MCP server as the settings say.
-func (a *app) newMCP(b *bus.Bus, log *slog.Logger) (*mcp.Worker, error) {
-	return mcp.New(mcp.Config{Bus: b, Version: semver(), Escalations: a.conf.MCPEscalations, Log: log})
+func (a *app) newMCP(b *bus.Bus, stopping <-chan struct{}, log *slog.Logger) (*mcp.Worker, error) {
+	return mcp.New(mcp.Config{Bus: b, Version: semver(), Escalations: a.conf.MCPEscalations, Stopping: stopping, Log: log})
 }
 
 // mcpPage is the page of an MCP server behind the gateway's door. anonymous is
-// who calls where nobody is asked.
-func (a *app) mcpPage(b *bus.Bus, address string, anonymous subjects.AgentID, log *slog.Logger) (http.Handler, error) {
+// who calls where nobody is asked; the process drains when ctx ends.
+func (a *app) mcpPage(ctx context.Context, b *bus.Bus, address string, anonymous subjects.AgentID, log *slog.Logger) (http.Handler, error) {
 	door, err := a.httpDoor(b, address, "the MCP server", anonymous, log)
 	if err != nil {
 		return nil, err
 	}
-	w, err := a.newMCP(b, log)
+	w, err := a.newMCP(b, ctx.Done(), log)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (a *app) mcpHTTP(ctx context.Context, c *client, address string) error {
 		return usage("--http %s serves nothing", address).next("give an address such as 127.0.0.1:7412")
 	}
 	defer h.close()
-	page, err := a.mcpPage(c.bus, address, c.from, log)
+	page, err := a.mcpPage(ctx, c.bus, address, c.from, log)
 	if err != nil {
 		return err
 	}

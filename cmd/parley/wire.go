@@ -165,7 +165,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 		return err
 	}
 	if a.conf.MCP {
-		page, err := a.mcpPage(b, a.conf.HTTP, mcpAnonymous, log)
+		page, err := a.mcpPage(ctx, b, a.conf.HTTP, mcpAnonymous, log)
 		if err != nil {
 			return err
 		}

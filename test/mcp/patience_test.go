@@ -182,3 +182,132 @@ func TestWaitOutlastsTheFleet(t *testing.T) {
 		})
 	}
 }
+
+// half is a fleet in which one task has ended, and of whose mesh answer speaks. stop
+// takes all of it away.
+func half(t *testing.T, cfg mcp.Config, answer func() ([]byte, error)) (m *model, stop func()) {
+	t.Helper()
+	srv := bustest.NewFake(t)
+	b := srv.Bus(t)
+	s := bus.Service{Name: "half", Version: "0.0.0"}
+	serve := func(noun, verb string, answer func(data []byte) ([]byte, error)) {
+		s.Endpoints = append(s.Endpoints, bus.Endpoint{
+			Name: noun + "_" + verb, Subject: subjects.APIPattern(noun, verb),
+			Handle: func(_ context.Context, m bus.Msg) ([]byte, error) { return answer(m.Data) },
+		})
+	}
+	for _, verb := range []string{"wait", "get"} {
+		serve("task", verb, func(data []byte) ([]byte, error) {
+			req, err := fleet.DecodeRequest[fleet.TaskWait](data)
+			if err != nil {
+				return nil, err
+			}
+			v := fleet.TaskView{TaskID: req.TaskID, State: fleet.StateDone}
+			if req.TaskID != "ended" {
+				v.State = fleet.StateWorking
+				<-time.After(time.Duration(req.TimeoutSeconds * float64(time.Second)))
+			}
+			return fleet.Encode(v)
+		})
+	}
+	serve("mesh", "wait", func([]byte) ([]byte, error) { return answer() })
+	stop, err := b.Serve(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	cfg.Bus = srv.Connect(t)
+	server, err := mcp.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return (&world{t: t, srv: srv, bus: b, mcp: server}).overPipe(t, "operator"), stop
+}
+
+// A mesh that is away for a while ends no waiting either, and what tasks came to is
+// told. What it says of a message for good ends the waiting.
+func TestWaitOutlastsTheMesh(t *testing.T) {
+	t.Parallel()
+	answered := func() ([]byte, error) {
+		return fleet.Encode(mesh.Answers{Done: true, Answers: []mesh.Answer{{MessageID: "m", State: mesh.Answered, Reply: &mesh.Message{MessageID: "r", Text: "yes"}}}})
+	}
+	for name, c := range map[string]struct {
+		then           func() ([]byte, error) // after 6 s, in which it is away
+		ended, waiting int
+	}{
+		"for a while": {answered, 2, 0},
+		"for good":    {away, 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				m, _ := half(t, mcp.Config{}, func() ([]byte, error) {
+					if time.Since(began) < 6*time.Second {
+						return away()
+					}
+					return c.then()
+				})
+				var got waited
+				m.call("fleet_wait", args{"task_ids": []string{"ended"}, "message_ids": []string{"m"}, "timeout_seconds": 20}, &got)
+				if got.Ended != c.ended || got.Waiting != c.waiting || got.Done != (c.waiting == 0) || len(got.Tasks) != 1 || !got.Tasks[0].Ended {
+					t.Errorf("fleet_wait gave %+v, want the task that ended, %d ended and %d waiting", got, c.ended, c.waiting)
+				}
+				if len(got.Messages) != 1 || got.Messages[0].MessageID != "m" {
+					t.Errorf("it says %+v of the messages, want how that one stands", got.Messages)
+				}
+			})
+		})
+	}
+	t.Run("unknown message", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			m, _ := half(t, mcp.Config{}, func() ([]byte, error) { return nil, subjects.Errorf(subjects.CodeNotFound, "no such message") })
+			began := time.Now()
+			m.fails("fleet_wait", args{"task_ids": []string{"works"}, "message_ids": []string{"m"}, "timeout_seconds": 20}, "no such message")
+			if took := time.Since(began); took > 3*time.Second {
+				t.Errorf("it took %v to say so", took)
+			}
+		})
+	})
+}
+
+// Who waits while the process drains is told at once how things stand, whether the
+// fleet is still there or not.
+func TestWaitEndsWithTheProcess(t *testing.T) {
+	t.Parallel()
+	for name, in := range map[string]args{
+		"a task":    {"task_ids": []string{"works"}, "timeout_seconds": 50},
+		"a message": {"message_ids": []string{"m"}, "timeout_seconds": 50},
+		"both":      {"task_ids": []string{"works"}, "message_ids": []string{"m"}, "timeout_seconds": 50},
+	} {
+		for _, after := range []time.Duration{time.Second, 11 * time.Second} {
+			t.Run(name+" after "+after.String(), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					stopping := make(chan struct{})
+					m, stop := half(t, mcp.Config{Stopping: stopping}, func() ([]byte, error) {
+						<-time.After(2 * time.Second)
+						return fleet.Encode(mesh.Answers{Answers: []mesh.Answer{{MessageID: "m", State: mesh.Accepted}}})
+					})
+					gone := make(chan struct{})
+					time.AfterFunc(after, func() {
+						close(stopping)
+						stop()
+						close(gone)
+					})
+					began := time.Now()
+					var got waited
+					m.call("fleet_wait", in, &got)
+					if took := time.Since(began); took > after+3*time.Second {
+						t.Errorf("it ended %v after the process began to stop", took-after)
+					}
+					if got.Done || got.Waiting != len(got.Tasks)+len(got.Messages) || got.Waiting == 0 {
+						t.Errorf("fleet_wait gave %+v, want all of it waiting", got)
+					}
+					<-gone
+				})
+			})
+		}
+	}
+}

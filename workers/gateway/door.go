@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"math"
 	"net"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"parley/subjects"
 )
@@ -20,6 +22,8 @@ type DoorConfig struct {
 	Rate      float64
 	URL       string
 	Anonymous subjects.AgentID // who calls, where nobody is asked; "": nobody in particular
+
+	WriteTimeout time.Duration // for a reader that does not read; absent 30 s
 }
 
 // Door keeps out of other pages on the gateway's port whom the gateway keeps
@@ -34,6 +38,7 @@ type Door struct {
 
 // NewDoor checks cfg and makes a Door.
 func NewDoor(cfg DoorConfig) (*Door, error) {
+	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, writeTimeout)
 	d := &Door{cfg: cfg, auth: newAuthenticator(cfg.Auth), limits: newLimits(cfg.Rate)}
 	if cfg.URL != "" {
 		u, err := url.Parse(cfg.URL)
@@ -53,9 +58,11 @@ const (
 )
 
 // Page is a page that asks next for every request that names one of our hosts
-// and comes from no page of the web but those that may. Who calls is Caller's.
+// and comes from no page of the web but those that may, and lets a reader go that
+// does not read. Who calls is Caller's.
 func (d *Door) Page(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		rw := impatiently(out, d.cfg.WriteTimeout)
 		rw.Header().Set("X-Content-Type-Options", "nosniff")
 		if !hostAllowed(r.Host, d.host, d.auth.cfg.required() || d.cfg.Open) {
 			refusePage(rw, &fault{kind: kindUnauthorized, message: "this host name is not served here"})

@@ -129,7 +129,11 @@ func (w *Worker) impatient(rw http.ResponseWriter) *impatient {
 	if i, already := rw.(*impatient); already {
 		return i
 	}
-	return &impatient{ResponseWriter: rw, rc: http.NewResponseController(rw), timeout: w.cfg.WriteTimeout}
+	return impatiently(rw, w.cfg.WriteTimeout)
+}
+
+func impatiently(rw http.ResponseWriter, timeout time.Duration) *impatient {
+	return &impatient{ResponseWriter: rw, rc: http.NewResponseController(rw), timeout: timeout}
 }
 
 // limit bounds the writing until the next Flush.

@@ -68,8 +68,12 @@ type pusher struct {
 	busy    map[subjects.TaskID]bool
 	wake    chan struct{} // capacity 1
 
-	outbox shared[bus.StreamState]
-	taken  atomic.Uint64 // bytes of the outbox, since it was asked for
+	lost     int // configs that are gone and were not told all, since that was said; guarded by mu, too
+	lostSaid time.Time
+
+	outbox   shared[bus.StreamState]
+	taken    atomic.Uint64 // bytes of the outbox, since it was asked for
+	roomless roomless
 }
 
 func newPusher(w *Worker) *pusher {
@@ -111,6 +115,9 @@ func (p *pusher) onEntry(e bus.Entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if e.Deleted {
+		if k, known := p.configs[id][e.Key]; known && !k.Done && time.Until(k.Until) < time.Minute { // nobody deleted it
+			p.lost++
+		}
 		delete(p.configs[id], e.Key)
 		if len(p.configs[id]) == 0 {
 			delete(p.configs, id)
@@ -172,6 +179,7 @@ func (p *pusher) run(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-p.wake:
 		case <-retry.C:
+			p.sayLost(time.Now())
 		}
 		for _, task := range p.take() {
 			select {
@@ -258,6 +266,9 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	if from == "" {
 		return nil
 	}
+	if !p.roomless.mayTell(time.Now()) {
+		return errNoRoom
+	}
 	if err := p.room(ctx, 0); err != nil {
 		return err
 	}
@@ -273,8 +284,8 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	if err != nil && !gone {
 		return err
 	}
-	if last != nil && last.Seq < heard {
-		return fmt.Errorf("the records end at %d, and %d was heard of", last.Seq, heard)
+	if !gone && heard > 0 && (last == nil || last.Seq < heard) {
+		return fmt.Errorf("%d records came, and %d was heard of", len(all), heard)
 	}
 	configs, err := p.stored(ctx, task)
 	if err != nil {
@@ -288,6 +299,7 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 			return err
 		}
 	}
+	p.roomless.told(false, time.Now())
 	return nil
 }
 
@@ -336,8 +348,14 @@ func (p *pusher) told(ctx context.Context, key string, k kept, last *fleet.Event
 // drop removes the configs of a task whose records are gone, as all replicas do.
 func (p *pusher) drop(ctx context.Context, configs map[string]kept) error {
 	for key, k := range configs {
-		if err := p.kv.DeleteRevision(ctx, key, k.rev); err != nil && !errors.Is(err, bus.ErrConflict) {
+		err := p.kv.DeleteRevision(ctx, key, k.rev)
+		if err != nil && !errors.Is(err, bus.ErrConflict) {
 			return err
+		}
+		if err == nil && !k.Done {
+			p.mu.Lock()
+			p.lost++
+			p.mu.Unlock()
 		}
 	}
 	return nil

@@ -3,8 +3,11 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,7 +22,7 @@ import (
 )
 
 // pushing is a gateway on a bus of its own that knows one task, of which there
-// are as many records as its last one counts; none where that is nil.
+// are as many records as its last one counts; where that is nil, there is no task.
 func pushing(t *testing.T) (w *Worker, now *atomic.Pointer[fleet.Event]) {
 	t.Helper()
 	w, now = onBus(t), new(atomic.Pointer[fleet.Event])
@@ -36,6 +39,9 @@ func pushing(t *testing.T) (w *Worker, now *atomic.Pointer[fleet.Event]) {
 			return fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeNotFound, "there is no such task")}
 		}
 		reply := fleet.TaskEventsReply{}
+		if last.Seq == 0 {
+			return reply
+		}
 		for seq := range last.Seq - 1 {
 			reply.Events = append(reply.Events, *recorded(last.TaskID, seq+1, fleet.StateWorking))
 		}
@@ -230,27 +236,173 @@ func TestPushConfigsUnread(t *testing.T) {
 }
 
 // TestPushOfWhatIsReadLater: what a record says is told, too, where who is asked for
-// the records does not know it yet.
+// the records does not know it yet, or none of them.
 func TestPushOfWhatIsReadLater(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w, now := pushing(t)
-		w.feed.heardOf = w.push.mark
-		w.made(t, &call{from: anonymous}, &a2apb.TaskPushNotificationConfig{Id: "mine", Url: "https://hooks.example.org/a"})
-		bustest.Run(t, func(ctx context.Context) error {
-			if err := w.push.run(ctx); ctx.Err() == nil {
-				return err
-			}
-			return nil
+	for name, first := range map[string]*fleet.Event{"an earlier one": recorded("t1", 1, fleet.StateWorking), "none": {}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w, now := pushing(t)
+				w.feed.heardOf = w.push.mark
+				w.made(t, &call{from: anonymous}, &a2apb.TaskPushNotificationConfig{Id: "mine", Url: "https://hooks.example.org/a"})
+				runPush(t, w)
+				end := recorded("t1", 2, fleet.StateDone)
+				now.Store(first)
+				tell(w, end)
+				<-time.After(5 * time.Second)
+				now.Store(end)
+				<-time.After(time.Minute)
+				if all, err := w.push.list(t.Context(), anonymous, "t1"); err != nil || len(all) != 1 || !all[0].Done {
+					t.Errorf("configs %+v, %v, want one that is told the end", all, err)
+				}
+			})
 		})
-		synctest.Wait()
-		end := recorded("t1", 2, fleet.StateDone)
-		tell(w, end)
-		<-time.After(5 * time.Second)
-		now.Store(end)
-		<-time.After(time.Minute)
-		if all, err := w.push.list(t.Context(), anonymous, "t1"); err != nil || len(all) != 1 || !all[0].Done {
-			t.Errorf("configs %+v, %v, want one that is told the end", all, err)
+	}
+}
+
+// runPush has w push until the test ends.
+func runPush(t *testing.T, w *Worker) {
+	t.Helper()
+	bustest.Run(t, func(ctx context.Context) error {
+		if err := w.push.run(ctx); ctx.Err() == nil {
+			return err
+		}
+		return nil
+	})
+	synctest.Wait()
+}
+
+// said is what w logs from then on.
+func (w *Worker) said() *lines {
+	var out lines
+	w.log = slog.New(slog.NewTextHandler(&out, nil))
+	return &out
+}
+
+// lines are what somebody logs.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// with are those that have part in them.
+func (l *lines) with(part string) (found []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		if strings.Contains(line, part) {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+// TestPushWaitsForRoom: that push notifications wait for room in the outbox is said,
+// and nobody is asked for what could not be told.
+func TestPushWaitsForRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := door(t)
+		log := w.said()
+		w.cfg.Bus = bustest.NewFake(t).Connect(t)
+		b := w.cfg.Bus
+		if err := b.Provision(t.Context(), bus.Provisioning{WebhooksMaxBytes: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		var asked atomic.Int64
+		answers(t, w, "task", "events", func(data []byte) any {
+			asked.Add(1)
+			req, err := fleet.DecodeRequest[fleet.TaskEvents](data)
+			if err != nil {
+				t.Error(err)
+			}
+			return fleet.TaskEventsReply{Events: []fleet.Event{*recorded(req.TaskID, 1, fleet.StateWorking)}}
+		})
+		kv, err := b.KV(t.Context(), subjects.BucketPush)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.push = newPusher(w)
+		w.push.kv = kv
+		fill(t, b, 100)
+		for n := range 10 {
+			task := subjects.TaskID(fmt.Sprint("t", n))
+			c := &pushConfig{ID: "c", TaskID: task, From: anonymous, URL: "https://hooks.example.org/a", Until: time.Now().Add(time.Hour)}
+			if err := w.push.set(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		runPush(t, w)
+		<-time.After(10 * time.Second)
+		if n := asked.Load(); n > 20 {
+			t.Errorf("routers were asked for records %d times in 10 s", n)
+		}
+		if n := len(log.with("push notifications wait")); n != 1 {
+			t.Errorf("it was said %d times, want once", n)
+		}
+		if err := b.Purge(t.Context(), subjects.StreamWebhooks, subjects.Webhook("o", "*")); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(10 * time.Second)
+		if s, err := b.StreamState(t.Context(), subjects.StreamWebhooks); err != nil || s.Msgs != 10 {
+			t.Errorf("with room again the outbox has %d deliveries, %v, want 10", s.Msgs, err)
 		}
 	})
+}
+
+// fill leaves so many bytes of the push notifications' share of the outbox.
+func fill(t *testing.T, b *bus.Bus, left int) {
+	t.Helper()
+	for size, n := 64<<10, 0; ; n++ {
+		s, err := b.StreamState(t.Context(), subjects.StreamWebhooks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rest := int(pushShare*float64(s.MaxBytes)) - int(s.Bytes)
+		if rest <= left {
+			return
+		}
+		id := subjects.DeliveryID(fmt.Sprint("f", n))
+		if _, err := b.Store(t.Context(), subjects.Webhook("o", id), []byte(strings.Repeat("x", max(min(size, rest-left-100), 1))), "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestPushConfigsLost: how many configs went with something that they were not told
+// is said, whether the records of their tasks went first or their time was over.
+func TestPushConfigsLost(t *testing.T) {
+	t.Parallel()
+	for name, left := range map[string]*fleet.Event{"records gone": nil, "time over": {}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w, now := pushing(t)
+				log := w.said()
+				for _, id := range []string{"a", "b", "deleted"} {
+					c := &pushConfig{ID: id, TaskID: "t1", From: anonymous, URL: "https://hooks.example.org/a", Sent: 1, Until: time.Now().Add(time.Hour)}
+					if err := w.push.set(t.Context(), c); err != nil {
+						t.Fatal(err)
+					}
+				}
+				runPush(t, w)
+				if err := w.push.remove(t.Context(), anonymous, "t1", "deleted"); err != nil {
+					t.Fatal(err)
+				}
+				now.Store(left) // the end is never read
+				w.push.mark("t1", 0)
+				<-time.After(2 * time.Hour)
+				if got := log.with("nobody was told"); len(got) != 1 || !strings.Contains(got[0], "configs=2") {
+					t.Errorf("it says %q, want one line that counts 2", got)
+				}
+			})
+		})
+	}
 }

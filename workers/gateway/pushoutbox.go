@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -28,23 +29,71 @@ const (
 // errNoRoom is returned while the outbox holds too much for push notifications.
 var errNoRoom = errors.New("the outbox has no room for push notifications")
 
+// roomless is what is known of an outbox that had no room.
+type roomless struct {
+	mu   sync.Mutex // guards what follows
+	next time.Time  // when one task may find out whether it still is so; zero: there was room
+	said time.Time
+}
+
+// saidEvery is how often it is said that push notifications wait, or were lost.
+const saidEvery = time.Minute
+
+// mayTell reports whether a task may be told of: while there is no room, one finds
+// out from time to time, for all.
+func (r *roomless) mayTell(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.next.IsZero():
+		return true
+	case now.Before(r.next):
+		return false
+	}
+	r.next = now.Add(outboxAge)
+	return true
+}
+
+// refused notes that there was no room at now; say reports whether to say so.
+func (r *roomless) refused(now time.Time) (say bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.next = now.Add(outboxAge)
+	if say = now.Sub(r.said) >= saidEvery; say {
+		r.said = now
+	}
+	return say
+}
+
+// told notes that a task was told of, or that there was nothing to tell of it; then
+// another one finds out.
+func (r *roomless) told(stored bool, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case stored:
+		r.next = time.Time{}
+	case !r.next.IsZero():
+		r.next = now
+	}
+}
+
 // room returns errNoRoom where the outbox has none for a delivery of size bytes.
 func (p *pusher) room(ctx context.Context, size int) error {
-	over := func(s bus.StreamState) bool {
-		return s.MaxBytes > 0 && float64(s.Bytes+p.taken.Load()+uint64(size)) > pushShare*float64(s.MaxBytes)
-	}
 	s, err := p.outbox.get(time.Now(), outboxAge, func() (bus.StreamState, error) {
 		p.taken.Store(0)
-		s, err := p.w.cfg.Bus.StreamState(ctx, subjects.StreamWebhooks)
-		if err == nil && over(s) {
-			p.w.log.Warn("push notifications wait: the outbox is full", slog.Uint64("bytes", s.Bytes), slog.Int64("max_bytes", s.MaxBytes))
-		}
-		return s, err
+		return p.w.cfg.Bus.StreamState(ctx, subjects.StreamWebhooks)
 	})
-	if err == nil && over(s) {
-		err = errNoRoom
+	switch {
+	case err != nil:
+		return err
+	case s.MaxBytes <= 0 || float64(s.Bytes+p.taken.Load()+uint64(size)) <= pushShare*float64(s.MaxBytes):
+		return nil
 	}
-	return err
+	if p.roomless.refused(time.Now()) {
+		p.w.log.Warn("push notifications wait: the outbox is full", slog.Uint64("bytes", s.Bytes), slog.Int64("max_bytes", s.MaxBytes))
+	}
+	return errNoRoom
 }
 
 // tell stores one delivery. Its id follows from what it is, so that it is one
@@ -72,6 +121,7 @@ func (p *pusher) tell(ctx context.Context, what string, c *pushConfig, trace fle
 		return err
 	}
 	p.taken.Add(uint64(len(data)))
+	p.roomless.told(true, time.Now())
 	crash.Point("after_push")
 	return nil
 }
@@ -91,4 +141,15 @@ func (p *pushConfig) delivery(id, endpoint string) *fleet.Delivery {
 		d.Headers["X-A2A-Notification-Token"] = p.Token
 	}
 	return d
+}
+
+// sayLost says how many configs are gone whose receivers were not told all.
+func (p *pusher) sayLost(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lost == 0 || now.Sub(p.lostSaid) < saidEvery {
+		return
+	}
+	p.w.log.Error("push notifications lost: nobody was told of the end of their tasks before its records went", slog.Int("configs", p.lost))
+	p.lost, p.lostSaid = 0, now
 }

@@ -22,6 +22,9 @@ import (
 // in which a worker is replaced.
 const askTimeout = 15 * time.Second
 
+// writeTimeout is how long a reader may take nothing, unless Config says.
+const writeTimeout = 30 * time.Second
+
 // errDraining ends the streams of a gateway that stops.
 var errDraining = errors.New("the gateway is stopping")
 
@@ -60,7 +63,7 @@ func (c Config) withDefaults() Config {
 	c.Version = cmp.Or(c.Version, "0.0.0")
 	c.Registry.Each = cmp.Or(c.Registry.Each, DefaultAnnounceEach)
 	c.KeepAlive = cmp.Or(c.KeepAlive, 15*time.Second)
-	c.WriteTimeout = cmp.Or(c.WriteTimeout, 30*time.Second)
+	c.WriteTimeout = cmp.Or(c.WriteTimeout, writeTimeout)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

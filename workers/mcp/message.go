@@ -75,8 +75,10 @@ func message(ctx context.Context, c *caller, in *messageIn, _ progress) (any, er
 	}
 	if in.Wait > 0 {
 		w := &waiting{c: c, until: until}
+		enough, stop := w.begin(ctx)
 		// It is sent: its id is told, whatever the wait comes to.
-		_ = w.answers(ctx, ctx, []mesh.MessageID{s.MessageID}, func() {})
+		_ = w.answers(ctx, enough, []mesh.MessageID{s.MessageID}, stop)
+		stop()
 		if len(w.messages) == 1 {
 			o = w.messages[0]
 			o.ThreadID = s.ThreadID

@@ -66,6 +66,7 @@ type waiting struct {
 	any   bool
 	until time.Time
 	tell  func(ctx context.Context, ended int)
+	away  string // answers': why nobody said how messages stand
 
 	mu       sync.Mutex // guards what follows
 	tasks    []*task
@@ -76,16 +77,24 @@ type waiting struct {
 // run waits for all there is to wait for. The first that is enough ends the
 // others.
 func (w *waiting) run(ctx context.Context, in *waitIn) error {
-	enough, stop := context.WithCancel(ctx)
+	enough, stop := w.begin(ctx)
 	defer stop()
 	var all sync.WaitGroup
 	var failed error
 	if len(in.MessageIDs) > 0 {
 		all.Go(func() {
 			err := w.answers(ctx, enough, in.MessageIDs, stop)
+			if err != nil {
+				stop()
+			}
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			failed = err
+			if len(w.messages) == 0 { // nobody has said how they stand
+				for _, id := range in.MessageIDs {
+					w.messages = append(w.messages, &sentMessage{MessageID: id, Reason: w.away})
+				}
+			}
 		})
 	}
 	each(len(in.TaskIDs), waitsAtOnce, func(i int) { w.task(ctx, enough, i, in.TaskIDs[i], stop) })
@@ -96,11 +105,31 @@ func (w *waiting) run(ctx context.Context, in *waitIn) error {
 	return failed
 }
 
+// errDraining ends the waiting of a process that stops.
+var errDraining = errors.New("the process is stopping")
+
+// begin is a context that ends when there is enough, or the process drains: what
+// knows of the fleet may be gone then. stop ends it.
+func (w *waiting) begin(ctx context.Context) (enough context.Context, stop func()) {
+	enough, end := context.WithCancelCause(ctx)
+	go func() { // ends with enough
+		select {
+		case <-w.c.w.cfg.Stopping:
+			end(errDraining)
+		case <-enough.Done():
+		}
+	}()
+	return enough, func() { end(nil) }
+}
+
+// draining reports whether the process stops.
+func draining(enough context.Context) bool { return errors.Is(context.Cause(enough), errDraining) }
+
 // task looks at one task until it needs no more looking at.
 func (w *waiting) task(ctx, enough context.Context, i int, id subjects.TaskID, stop func()) {
 	for {
 		stay := max(min(time.Until(w.until), slice), 10*time.Millisecond)
-		v, err := w.look(ctx, enough, id, stay)
+		v, err := w.look(ctx, enough, id, stay, w.tasks[i] != nil)
 		t := &task{TaskID: id}
 		switch {
 		case errors.Is(err, context.Canceled):
@@ -127,27 +156,44 @@ func (w *waiting) task(ctx, enough context.Context, i int, id subjects.TaskID, s
 			return
 		}
 		if err != nil { // it may have been told at once
-			select {
-			case <-time.After(min(pause, time.Until(w.until))):
-			case <-enough.Done():
-			}
+			w.rest(enough)
 		}
 	}
 }
 
+// rest is before a fleet that is away is asked again.
+func (w *waiting) rest(enough context.Context) {
+	select {
+	case <-time.After(min(pause, time.Until(w.until))):
+	case <-enough.Done():
+	}
+}
+
 // look asks for a task as it is when it has ended, or after stay; at once where
-// there is enough already.
-func (w *waiting) look(ctx, enough context.Context, id subjects.TaskID, stay time.Duration) (fleet.TaskView, error) {
+// there is enough already. Of one that was seen before nobody asks a fleet that may
+// be gone.
+func (w *waiting) look(ctx, enough context.Context, id subjects.TaskID, stay time.Duration, seen bool) (fleet.TaskView, error) {
 	if enough.Err() == nil {
 		v, err := ask[fleet.TaskView](enough, w.c, "task", "wait", stay, fleet.TaskWait{TaskID: id, TimeoutSeconds: stay.Seconds()})
 		if err == nil || enough.Err() == nil {
 			return v, err
 		}
 	}
+	if draining(enough) {
+		if seen {
+			return fleet.TaskView{}, errGone
+		}
+		last, cancel := context.WithTimeout(ctx, replacement)
+		defer cancel()
+		ctx = last
+	}
 	return ask[fleet.TaskView](ctx, w.c, "task", "get", 0, fleet.TaskRef{TaskID: id})
 }
 
-// answers waits for the answers to messages.
+// errGone stands for the answer of a fleet that may be gone.
+var errGone = &refusal{code: subjects.CodeUnavailable, message: "the fleet may be gone"}
+
+// answers waits for the answers to messages. A mesh that is away is asked again.
 func (w *waiting) answers(ctx, enough context.Context, ids []mesh.MessageID, stop func()) error {
 	need := 0
 	if w.any {
@@ -155,12 +201,28 @@ func (w *waiting) answers(ctx, enough context.Context, ids []mesh.MessageID, sto
 	}
 	for {
 		stay := max(min(time.Until(w.until), slice), 10*time.Millisecond)
-		if enough.Err() != nil {
-			stay = 10 * time.Millisecond
+		if draining(enough) {
+			return nil
 		}
-		a, err := ask[mesh.Answers](ctx, w.c, "mesh", "wait", stay, mesh.Wait{MessageIDs: ids, Need: need, TimeoutSeconds: stay.Seconds()})
-		if err != nil {
+		listen := enough
+		if enough.Err() != nil {
+			listen, stay = ctx, 10*time.Millisecond
+		}
+		a, err := ask[mesh.Answers](listen, w.c, "mesh", "wait", stay, mesh.Wait{MessageIDs: ids, Need: need, TimeoutSeconds: stay.Seconds()})
+		switch {
+		case draining(enough) && err != nil:
+			return nil
+		case err == nil:
+		case ctx.Err() == nil && listen.Err() != nil: // there is enough: how they stand now is told
+			continue
+		case !unavailable(err):
 			return err
+		case enough.Err() != nil || !time.Now().Before(w.until):
+			w.away = err.Error()
+			return nil
+		default:
+			w.rest(enough)
+			continue
 		}
 		w.mu.Lock()
 		w.messages = w.messages[:0]

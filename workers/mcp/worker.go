@@ -26,6 +26,9 @@ type Config struct {
 	Version string   // of the program
 	// Escalations offers the tool that answers what waits for a human.
 	Escalations bool
+	// Stopping is closed when the process drains: who waits for the fleet is told
+	// then how things stand. nil: never.
+	Stopping <-chan struct{}
 
 	Log *slog.Logger // nil: discarded
 }

@@ -63,7 +63,7 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 	state.Sending = &fleet.Sending{By: w.id, LeaseSeconds: lease.Seconds()}
 	state.NextAt, state.Updated = nil, w.now()
 	crash.Point("before_webhook_claim")
-	if seq, err = w.write(ctx, &state, seq, ended(&state)); err != nil {
+	if seq, err = w.writeFirst(ctx, &state, seq, ended(&state)); err != nil {
 		return err
 	}
 	crash.Point("after_webhook_claim")
@@ -119,11 +119,18 @@ func (w *Worker) tell(s *fleet.DeliveryState, o outcome) {
 
 // expire ends a delivery whose time is over.
 func (w *Worker) expire(ctx context.Context, e *entry) error {
+	return w.over(ctx, e, func(s *fleet.DeliveryState) string {
+		return fmt.Sprintf("not delivered by %s, after %d attempts", s.NotAfter.Format(time.RFC3339), s.Attempts)
+	})
+}
+
+// over ends a delivery that nothing more is tried for.
+func (w *Worker) over(ctx context.Context, e *entry, why func(*fleet.DeliveryState) string) error {
 	state, seq, err := w.snapshot(e)
 	if err != nil {
 		return err
 	}
-	says := fmt.Sprintf("not delivered by %s, after %d attempts", state.NotAfter.Format(time.RFC3339), state.Attempts)
+	says := why(&state)
 	if state.Error != nil {
 		says += ": " + state.Error.Message
 	}
@@ -136,22 +143,56 @@ func (w *Worker) expire(ctx context.Context, e *entry) error {
 func (w *Worker) kill(ctx context.Context, e *entry, state fleet.DeliveryState, seq uint64, code subjects.Code, says string) error {
 	state.State, state.Sending, state.NextAt, state.HoldUntil = fleet.DeliveryDead, nil, nil, nil
 	state.Updated, state.Error = w.now(), &fleet.Reason{Code: code, Message: says}
-	return w.end(ctx, e, &state, seq, ended(&state))
+	err := w.end(ctx, e, &state, seq, ended(&state))
+	if errors.Is(err, bus.ErrConflict) && errors.Is(w.refresh(ctx, e.id), bus.ErrNotFound) {
+		// Another worker has removed it, and what was said of it, before that was
+		// heard of here.
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.index.forget(e)
+		return nil
+	}
+	return err
 }
 
 // end stores what became of a delivery. Where the outbox is full, one that ended
 // makes room for the word of it, or nothing there would ever end; only what died
 // and a human must hear of is kept, to be sent again.
 func (w *Worker) end(ctx context.Context, e *entry, state *fleet.DeliveryState, seq uint64, told []byte) error {
-	_, err := w.write(ctx, state, seq, told)
-	kept := state.State == fleet.DeliveryPending || state.State == fleet.DeliveryDead && state.Schedule != fleet.SchedulePush
+	died := state.State == fleet.DeliveryDead && state.Schedule == fleet.SchedulePush
+	if died && w.tight.Load() {
+		return w.endBriefly(ctx, e, state, seq)
+	}
+	_, err := w.writeFirst(ctx, state, seq, told)
+	kept := state.State == fleet.DeliveryPending || state.State == fleet.DeliveryDead && !died
 	if !errors.Is(err, bus.ErrFull) || kept {
 		return err
+	}
+	if died {
+		w.tight.Store(true)
+		return w.endBriefly(ctx, e, state, seq)
 	}
 	if err := w.purge(ctx, e); err != nil {
 		return err
 	}
 	_, err = w.write(ctx, state, seq, told)
+	return err
+}
+
+// endBriefly ends a push notification that died while the outbox has little room:
+// it goes before its state is stored, and the audit is told beside the outbox. Where
+// not even the state finds room, nothing stays of it.
+func (w *Worker) endBriefly(ctx context.Context, e *entry, state *fleet.DeliveryState, seq uint64) error {
+	if err := w.purge(ctx, e); err != nil {
+		return err
+	}
+	_, err := w.write(ctx, state, seq, nil)
+	if errors.Is(err, bus.ErrFull) {
+		err = w.remove(ctx, e)
+	}
+	if err == nil {
+		w.notes.Tell(ctx, "", "webhooks", handshake.EventWebhook, telling(state, state.State))
+	}
 	return err
 }
 
@@ -178,6 +219,19 @@ func (w *Worker) load(ctx context.Context, s *fleet.DeliveryState) (*fleet.Deliv
 	return fleet.DecodeDelivery(m.Data)
 }
 
+// writeFirst is write, for which push notifications make room where a human waits
+// for it.
+func (w *Worker) writeFirst(ctx context.Context, state *fleet.DeliveryState, seq uint64, told []byte) (uint64, error) {
+	stored, err := w.write(ctx, state, seq, told)
+	if !errors.Is(err, bus.ErrFull) || state.Schedule == fleet.SchedulePush {
+		return stored, err
+	}
+	if err := w.makeRoom(ctx); err != nil {
+		return 0, err
+	}
+	return w.write(ctx, state, seq, told)
+}
+
 // write stores state by compare-and-set on seq, with what the audit is told of
 // it, and takes it in.
 func (w *Worker) write(ctx context.Context, state *fleet.DeliveryState, seq uint64, told []byte) (uint64, error) {
@@ -202,21 +256,28 @@ func (w *Worker) write(ctx context.Context, state *fleet.DeliveryState, seq uint
 	return stored, nil
 }
 
-// told is what the audit is told of a delivery.
-func told(s *fleet.DeliveryState, who subjects.AgentID, kind string) []byte {
-	d := struct {
-		DeliveryID subjects.DeliveryID `json:"delivery_id"`
-		Kind       string              `json:"kind"` // delivered, dead, replay, drop
-		Endpoint   string              `json:"endpoint"`
-		TaskID     subjects.TaskID     `json:"task_id,omitempty"`
-		Attempts   int                 `json:"attempts,omitzero"`
-		Code       subjects.Code       `json:"code,omitempty"`
-		Message    string              `json:"message,omitempty"`
-	}{DeliveryID: s.DeliveryID, Kind: kind, Endpoint: s.Endpoint, TaskID: s.TaskID, Attempts: s.Attempts}
+// tellingOf is what the audit is told of a delivery.
+type tellingOf struct {
+	DeliveryID subjects.DeliveryID `json:"delivery_id"`
+	Kind       string              `json:"kind"` // delivered, dead, replay, drop
+	Endpoint   string              `json:"endpoint"`
+	TaskID     subjects.TaskID     `json:"task_id,omitempty"`
+	Attempts   int                 `json:"attempts,omitzero"`
+	Code       subjects.Code       `json:"code,omitempty"`
+	Message    string              `json:"message,omitempty"`
+}
+
+func telling(s *fleet.DeliveryState, kind string) tellingOf {
+	d := tellingOf{DeliveryID: s.DeliveryID, Kind: kind, Endpoint: s.Endpoint, TaskID: s.TaskID, Attempts: s.Attempts}
 	if s.Error != nil && s.State == fleet.DeliveryDead {
 		d.Code, d.Message = s.Error.Code, workers.Clip(s.Error.Message)
 	}
-	return workers.Line("", who, handshake.EventWebhook, d)
+	return d
+}
+
+// told is that as a line.
+func told(s *fleet.DeliveryState, who subjects.AgentID, kind string) []byte {
+	return workers.Line("", who, handshake.EventWebhook, telling(s, kind))
 }
 
 // ended is that for a delivery that an attempt, or its time, may have ended: that

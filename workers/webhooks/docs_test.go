@@ -23,6 +23,8 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%ds", d/time.Second)
 }
 
+func percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }
+
 // TestGuide checks that the guide's table of defaults is what the code does.
 func TestGuide(t *testing.T) {
 	t.Parallel()
@@ -53,6 +55,10 @@ func TestGuide(t *testing.T) {
 		"a delivered one is known for":                                           short(webhooks.KeepDelivered),
 		"of more delivered ones than this, those older than 1h may be forgotten": strconv.Itoa(webhooks.KeepMost),
 		"a dead letter is kept for":                                              short(webhooks.KeepDead),
+
+		"of more dead pushes to one receiver than this, the oldest are forgotten":             strconv.Itoa(webhooks.KeepDeadOf),
+		"beyond this part of the outbox in use, dead pushes are forgotten":                    percent(webhooks.TightAt),
+		"and those given up that wait for a receiver whose circuit is open, the oldest first": percent(webhooks.FullAt),
 	} {
 		if row := "| " + what + " | " + value + " |\n"; !strings.Contains(string(page), row) {
 			t.Errorf("the guide lacks the row %s", row)

@@ -2,6 +2,9 @@ package webhooks
 
 // What the guide tells.
 var (
-	GuestsOf = guestsOf
-	KeepMost = keepMost
+	GuestsOf   = guestsOf
+	KeepMost   = keepMost
+	KeepDeadOf = keepDeadOf
+	TightAt    = tightAt
+	FullAt     = fullAt
 )

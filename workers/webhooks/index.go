@@ -68,6 +68,7 @@ type index struct {
 	ends      places // pending ones, by not_after; void places among them
 	count     map[string]int
 	leftovers []*entry // ended well, and the delivery is still in the stream
+	died      []*entry // push notifications, as they died; others among them
 }
 
 type limits struct {
@@ -157,6 +158,9 @@ func (x *index) recorded(s *fleet.DeliveryState, seq uint64, now time.Time) {
 		// The lease runs from when it was heard of: whoever claimed it has
 		// begun before, so no clocks need to agree.
 		e.leased = now.Add(time.Duration(s.Sending.LeaseSeconds * float64(time.Second)))
+	}
+	if x.dead(e) {
+		x.died = append(x.died, e)
 	}
 	x.judge(e, now)
 	x.place(e)
@@ -283,8 +287,11 @@ func (x *index) release(e *entry, pause time.Time) {
 	}
 }
 
-// forget drops what is known of an ended delivery.
+// forget drops what is known of a delivery.
 func (x *index) forget(e *entry) {
+	if x.entries[e.id] != e {
+		return
+	}
 	x.remove(e)
 	x.uncount(e)
 	delete(x.entries, e.id)
@@ -398,16 +405,6 @@ func (x *index) from(l *lane, now time.Time, room int) (send []*entry, wake time
 	return send, wake
 }
 
-// compact drops void places where they are most of all, such as those of
-// deliveries that ended long before their time.
-func (x *index) compact() {
-	if len(x.ends) < 1024 || len(x.ends) < 4*x.count[fleet.DeliveryPending] {
-		return
-	}
-	x.ends = slices.DeleteFunc(x.ends, func(s slot) bool { return s.entry.version != s.version || s.entry.busy })
-	heap.Init(&x.ends)
-}
-
 // caughtUp looks for what a worker that died left undone.
 func (x *index) caughtUp() {
 	for _, e := range x.entries {
@@ -426,6 +423,8 @@ func (x *index) stale(now time.Time, keep keep, limit int) (old []*entry) {
 			delete(x.lanes, target)
 		}
 	}
+	old = x.surplus(keep.deadOf)
+	old = old[:min(len(old), limit)]
 	surplus := x.count[fleet.DeliveryDelivered] - keep.most
 	for _, e := range x.entries {
 		age := now.Sub(e.state.Updated)
@@ -450,6 +449,7 @@ func (x *index) stale(now time.Time, keep keep, limit int) (old []*entry) {
 type keep struct {
 	delivered, dead time.Duration
 	most            int // delivered ones, once they are an hour old
+	deadOf          int // push notifications that died at one receiver
 }
 
 // take gives e into this worker's hand.
@@ -459,41 +459,4 @@ func (x *index) take(e *entry) {
 	if e.lane != nil {
 		e.lane.claims[e] = struct{}{}
 	}
-}
-
-// slot is a place in a heap.
-type slot struct {
-	at      time.Time
-	entry   *entry
-	version uint64
-}
-
-// places is a heap of slots, the earliest first, then in the stream's order.
-type places []slot
-
-// Len is for package heap.
-func (p *places) Len() int { return len(*p) }
-
-// Less is for package heap.
-func (p *places) Less(i, j int) bool {
-	a, b := &(*p)[i], &(*p)[j]
-	if !a.at.Equal(b.at) {
-		return a.at.Before(b.at)
-	}
-	return a.entry.seq < b.entry.seq
-}
-
-// Swap is for package heap.
-func (p *places) Swap(i, j int) { (*p)[i], (*p)[j] = (*p)[j], (*p)[i] }
-
-// Push is for package heap.
-func (p *places) Push(s any) { *p = append(*p, s.(slot)) } //nolint:errcheck,forcetypeassert // nothing else is pushed
-
-// Pop is for package heap.
-func (p *places) Pop() any {
-	old := *p
-	s := old[len(old)-1]
-	old[len(old)-1] = slot{}
-	*p = old[:len(old)-1]
-	return s
 }

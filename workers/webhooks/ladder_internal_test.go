@@ -152,11 +152,11 @@ func TestStale(t *testing.T) {
 		after time.Duration
 		want  int
 	}{{KeepDelivered - time.Minute, 0}, {KeepDelivered + time.Minute, 2}, {KeepDead - time.Minute, 2}, {KeepDead + time.Minute, 3}, {365 * 24 * time.Hour, 3}} {
-		if got := x.stale(start.Add(tt.after), keep{KeepDelivered, KeepDead, keepMost}, 100); len(got) != tt.want {
+		if got := x.stale(start.Add(tt.after), keep{KeepDelivered, KeepDead, keepMost, keepDeadOf}, 100); len(got) != tt.want {
 			t.Errorf("after %v %d are old, want %d", tt.after, len(got), tt.want)
 		}
 	}
-	if got := x.stale(start.Add(2*time.Hour), keep{KeepDelivered, KeepDead, 0}, 100); len(got) != 1 || got[0].state.State != fleet.DeliveryDelivered {
+	if got := x.stale(start.Add(2*time.Hour), keep{KeepDelivered, KeepDead, 0, keepDeadOf}, 100); len(got) != 1 || got[0].state.State != fleet.DeliveryDelivered {
 		t.Errorf("%d are too many, want the delivered one", len(got))
 	}
 }
@@ -182,7 +182,7 @@ func TestStaleLanes(t *testing.T) {
 	fail("https://once.example", 1, fleet.DeliveryDead)
 	fail("https://often.example", 9, fleet.DeliveryDead)
 	fail("https://waits.example", 9, fleet.DeliveryPending)
-	k := keep{KeepDelivered, KeepDead, keepMost}
+	k := keep{KeepDelivered, KeepDead, keepMost, keepDeadOf}
 	x.stale(start.Add(24*time.Hour), k, 100)
 	if len(x.lanes) != 3 || x.lanes["https://once.example"].failures != 1 || x.lanes["https://often.example"].failures != 9 {
 		t.Errorf("after a day %d targets are known, want three, and how often they failed", len(x.lanes))

@@ -17,6 +17,7 @@ import (
 	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
+	"parley/workers"
 )
 
 // Config is what a webhooks worker needs.
@@ -61,6 +62,7 @@ const (
 	KeepDelivered = 24 * time.Hour
 	KeepDead      = 7 * 24 * time.Hour
 	keepMost      = 10_000
+	keepDeadOf    = 1000           // push notifications that died at one receiver
 	keepFailed    = 24 * time.Hour // once nothing waits for it
 )
 
@@ -121,7 +123,9 @@ type Worker struct {
 	sender    *sender
 	post      func(context.Context, *endpoint, *fleet.Delivery) outcome // the sender's
 
+	notes   *workers.Notes
 	ready   atomic.Bool
+	tight   atomic.Bool   // the outbox has little room, as far as is known
 	wake    chan struct{} // capacity 1: something may be done
 	writes  atomic.Uint64 // numbers the ids of writes
 	figures figures
@@ -130,6 +134,7 @@ type Worker struct {
 	records bus.RecordWriter
 	hands   sync.WaitGroup // what is in hand
 
+	clearing  sync.Mutex // held by who makes room in the outbox; before mu
 	mu        sync.Mutex // guards all below
 	index     *index
 	inHand    int
@@ -148,6 +153,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg: cfg, id: id, wake: make(chan struct{}, 1),
 		log:       cfg.Log.With(slog.String("component", "webhooks"), slog.String("worker_id", id)),
 		endpoints: make(map[string]*endpoint), unreached: make(map[string]string), warned: make(map[string]bool),
+		notes:  workers.NewNotes(cfg.Bus, cfg.Log),
 		sender: newSender(cfg.resolver, cfg.Roots, "Parley/"+cfg.Version, cfg.Bus.Now),
 	}
 	for _, e := range cfg.Endpoints {
@@ -232,6 +238,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.mu.Lock()
 	w.index.caughtUp()
 	w.mu.Unlock()
+	loops.Go(func() { w.keepRoom(run) })
 	if w.cfg.CheckReach {
 		loops.Go(func() { w.checkReach(run) })
 	}
@@ -398,7 +405,7 @@ func (w *Worker) sweep(ctx context.Context) {
 	w.mu.Lock()
 	left := w.index.leftovers
 	w.index.leftovers = nil
-	old := w.index.stale(w.now(), keep{KeepDelivered, KeepDead, keepMost}, sweepAtOnce)
+	old := w.index.stale(w.now(), keep{KeepDelivered, KeepDead, keepMost, keepDeadOf}, sweepAtOnce)
 	w.mu.Unlock()
 	for _, e := range left {
 		if err := w.purge(ctx, e); err != nil {
@@ -407,18 +414,10 @@ func (w *Worker) sweep(ctx context.Context) {
 		}
 	}
 	for _, e := range old {
-		// The delivery first: without its state it would be sent again.
-		err := w.purge(ctx, e)
-		if err == nil {
-			err = w.cfg.Bus.Purge(ctx, subjects.StreamWebhooks, subjects.WebhookEvent(e.id))
-		}
-		if err != nil {
+		if err := w.remove(ctx, e); err != nil {
 			w.log.Warn("old delivery not removed", slog.String("delivery_id", string(e.id)), slog.Any("error", err))
 			return
 		}
-		w.mu.Lock()
-		w.index.forget(e)
-		w.mu.Unlock()
 	}
 }
 
