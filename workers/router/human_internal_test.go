@@ -2,6 +2,7 @@ package router
 
 import (
 	"testing"
+	"time"
 
 	"parley/subjects/fleet"
 )
@@ -29,6 +30,33 @@ func TestEscalated(t *testing.T) {
 	} {
 		if got := escalated(tt.cur, tt.n); got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestSpentLate: tokens that are told after an attempt's end count once, also
+// where it is not said which attempt they are of.
+func TestSpentLate(t *testing.T) {
+	t.Parallel()
+	e := &fleet.Event{State: fleet.StateQueued, Facts: fleet.Facts{Attempts: []fleet.Attempt{
+		{Attempt: 1, AgentID: "a"}, {Attempt: 2, AgentID: "a", Tokens: 10},
+	}}}
+	for _, tt := range []struct {
+		name string
+		c    claim
+		want int // the attempt
+	}{
+		{"of no attempt", claim{agent: "a"}, 0},
+		{"told before", claim{agent: "a", attempt: 2}, 0},
+		{"of one that told nothing", claim{agent: "a", attempt: 1}, 1},
+		{"of somebody else", claim{agent: "b"}, 0},
+	} {
+		got := 0
+		if n := spentLate(e, tt.c, 10, time.Now()); n != nil {
+			got = n.Data.Spent.Attempt
+		}
+		if got != tt.want {
+			t.Errorf("%s: counted for attempt %d, want %d", tt.name, got, tt.want)
 		}
 	}
 }
