@@ -116,6 +116,11 @@ func (a *app) firstOperator(ctx context.Context) error {
 	if !a.conf.Callout {
 		return nil
 	}
+	if info, err := os.Stat(a.operatorFile()); err == nil && info.Size() == 0 { // it was killed before it knew what to write
+		if err := os.Remove(a.operatorFile()); err != nil {
+			return failed("%w", err)
+		}
+	}
 	write, drop, err := writeIdentity(a.operatorFile())
 	if errors.Is(err, fs.ErrExist) {
 		return nil

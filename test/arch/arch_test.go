@@ -2,6 +2,7 @@ package arch_test
 
 import (
 	"fmt"
+	"go/ast"
 	"os"
 	"strings"
 	"testing"
@@ -15,6 +16,23 @@ var exceptions = map[string]map[string]string{
 	"environment": {
 		"bus/crash/on.go": "built only with the tag crashpoints, into programs that tests kill",
 		"bus/plant/on.go": "built only with the tag planted, into programs that the chaos suite must find fault with",
+	},
+	"crash point": {
+		"workers/agent/letter.go answerLetter":        "agents are killed at any moment: TestKillsWhileWorking, TestMesh",
+		"workers/agent/state.go announce":             "agents are killed at any moment: TestKillsWhileWorking",
+		"workers/escalation/act.go archive":           "for people who look back alone; nothing follows from it",
+		"workers/escalation/derive.go keepEscalation": "deriveOne has those before and after it",
+		"workers/escalation/worker.go event":          "told, not relied on; putAlert has the one before it",
+		"workers/escalation/worker.go deliver":        "do has those before and after it",
+		"workers/gateway/push.go drop":                "what is dropped a day after a task's end; its TTL does the same",
+		"workers/mesh/worker.go sweep":                "a day after a message's end; the record goes last, and the next sweep goes on",
+		"workers/note.go Tell":                        "tells the audit what was done already; nothing follows from it",
+		"workers/runs/drive.go write":                 "store has those before and after it",
+		"workers/runs/results.go storeOnce":           "those who call it have them",
+		"workers/runs/results.go clear":               "at a run's start, before anything is stored: who repeats it clears again",
+		"workers/sessions/cleanup.go sweep":           "each hour; what is dropped is nobody's any more, and the next sweep goes on",
+		"workers/webhooks/attempt.go write":           "attempt has those before and after it",
+		"workers/webhooks/worker.go sweep":            "a week after a delivery's end; the next sweep goes on",
 	},
 }
 
@@ -64,6 +82,40 @@ func TestExceptions(t *testing.T) {
 			if reason == "" {
 				t.Errorf("exception %q of %q has no reason", key, name)
 			}
+		}
+	}
+}
+
+// TestWrites guards the table of the bus's writes against names that are none.
+func TestWrites(t *testing.T) {
+	t.Parallel()
+	sources, err := load(os.DirFS("../.."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]bool{} // name and number of parameters
+	for _, f := range sources.files {
+		if f.dir() != "bus" || f.isTest() {
+			continue
+		}
+		note := func(name string, fn *ast.FuncType) { there[fmt.Sprint(name, fn.Params.NumFields())] = true }
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				note(n.Name.Name, n.Type)
+			case *ast.InterfaceType:
+				for _, m := range n.Methods.List {
+					if fn, ok := m.Type.(*ast.FuncType); ok && len(m.Names) == 1 {
+						note(m.Names[0].Name, fn)
+					}
+				}
+			}
+			return true
+		})
+	}
+	for name, n := range writes {
+		if !there[fmt.Sprint(name, n)] {
+			t.Errorf("package bus has no %s with %d parameters", name, n)
 		}
 	}
 }
@@ -145,6 +197,13 @@ var ruleTests = []struct {
 	{"name", "a bucket", src("bus/util/a.go", "package util\n"), "is in a package named util"},
 	{"name", "a bucket in disguise", src("bus/types/a.go", "package kinds\n"), "is in a package named types"},
 	{"name", "a noun", src("bus/bustest/a.go", "package bustest\n"), ""},
+
+	{"crash point", "a write", src("workers/mesh/a.go", "package mesh\nfunc (w *Worker) f() { w.kv.Telling(x).Create(ctx, k, v, 0) }\n"), "function f writes and has no crash point"},
+	{"crash point", "in a closure", src("workers/mesh/a.go", "package mesh\nvar y = 1\nfunc f() { g(func() { b.Purge(ctx, s, x) }) }\n"), "function f writes"},
+	{"crash point", "one beside it", src("workers/mesh/a.go", "package mesh\nimport \"parley/bus/crash\"\nfunc g() { crash.Point(\"x\") }\nfunc f() { b.Purge(ctx, s, x) }\n"), "function f writes"},
+	{"crash point", "with one", src("workers/mesh/a.go", "package mesh\nimport \"parley/bus/crash\"\nfunc f() { crash.Point(\"x\"); b.Purge(ctx, s, x) }\n"), ""},
+	{"crash point", "of another kind", src("workers/mesh/a.go", "package mesh\nfunc f() { ready.Store(true); out.Write(b); slices.Delete(l, 0, 1) }\n"), ""},
+	{"crash point", "not a worker's", src("cmd/parley/a.go", "package main\nfunc f() { b.Purge(ctx, s, x) }\n"), ""},
 
 	{"test code", "helpers in the product", src("workers/router/a.go", imports("router", "parley/bus/bustest")), "workers/router imports parley/bus/bustest"},
 	{"test code", "package testing in the product", src("bus/a.go", imports("bus", "testing")), "bus imports testing"},

@@ -54,6 +54,10 @@ var rules = []rule{
 		"name", "a package is named for what it provides; a bucket attracts what belongs elsewhere", checkName,
 	},
 	{
+		"crash point", "a worker may be killed before and after each of its writes: where it can be, the sweep of crash points does it, " +
+			"and sees that whoever takes over carries on", checkCrashPoints,
+	},
+	{
 		"test code", "test code stays out of the product's binary; helpers live in a package named …test or under test/", checkTestCode,
 	},
 }
@@ -276,6 +280,52 @@ func checkName(t *tree) (vs []violation) {
 		}
 	}
 	return vs
+}
+
+// writes are the methods of package bus that store or delete something, with how
+// many arguments they take, which tells them from others of their names.
+var writes = map[string]int{
+	"Create": 4, "Update": 4, "UpdateFor": 5, "Delete": 2, "DeleteRevision": 3, // KV
+	"Put": 3, "PutOnly": 3, "Keep": 3, "DropStrays": 1, // Objects, and KV
+	"Store": 5, "At": 5, "Write": 2, "Purge": 3, "PurgeUpTo": 4, "PurgeBefore": 3, "DropDone": 3,
+	"BuryDeadLetter": 3, "ReplayDeadLetter": 2, "DropDeadLetter": 2,
+}
+
+// checkCrashPoints finds the functions of workers that write, and have no crash
+// point.
+func checkCrashPoints(t *tree) (vs []violation) {
+	for _, f := range t.files {
+		if !within(f.path, "workers") || f.isTest() {
+			continue
+		}
+		points := f.uses(t.module+"/bus/crash", "Point")
+		for _, d := range f.ast.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || slices.ContainsFunc(points, func(u use) bool { return fn.Pos() <= u.Pos() && u.End() <= fn.End() }) {
+				continue
+			}
+			if call := firstWrite(fn); call != nil {
+				v := f.violation(call, "function %s writes and has no crash point", fn.Name.Name)
+				v.key += " " + fn.Name.Name
+				vs = append(vs, v)
+			}
+		}
+	}
+	return vs
+}
+
+func firstWrite(fn *ast.FuncDecl) (first *ast.CallExpr) {
+	ast.Inspect(fn, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || first != nil {
+			return first == nil
+		}
+		if s, ok := call.Fun.(*ast.SelectorExpr); ok && writes[s.Sel.Name] > 0 && writes[s.Sel.Name] == len(call.Args) {
+			first = call
+		}
+		return first == nil
+	})
+	return first
 }
 
 // testPackages are what only tests are made of, besides our own …test packages.

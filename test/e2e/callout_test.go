@@ -22,7 +22,11 @@ type calloutSite struct {
 // cli runs the command line once, with the identity of a file.
 func (s *calloutSite) cli(identity string, args ...string) (string, error) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	return s.try(s.t.Context(), identity, args...)
+}
+
+func (s *calloutSite) try(ctx context.Context, identity string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, parleyBinary(s.t), args...)
 	cmd.Dir = s.dir

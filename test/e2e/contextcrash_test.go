@@ -21,8 +21,8 @@ import (
 // Crash points of the sessions worker and of the audit worker, :2 in the second
 // of its writes.
 var (
-	sessionPoints = []string{"before_context_append", "after_context_append", "before_context_append:2", "after_context_append:2"}
-	auditPoints   = []string{"before_audit_block", "after_audit_block", "before_audit_block:2", "after_audit_block:2"}
+	appendPoints = []string{"before_context_append", "after_context_append", "before_context_append:2", "after_context_append:2"}
+	auditPoints  = []string{"before_audit_block", "after_audit_block", "before_audit_block:2", "after_audit_block:2"}
 )
 
 // TestContextCrash has the sessions worker die before and after it appends to a
@@ -31,7 +31,7 @@ var (
 // once, under the version that it was acknowledged with; so is the result of a
 // task, and the line of each in the audit, whose chain holds.
 func TestContextCrash(t *testing.T) {
-	for worker, points := range map[string][]string{"sessions": sessionPoints, "audit": auditPoints} {
+	for worker, points := range map[string][]string{"sessions": appendPoints, "audit": auditPoints} {
 		t.Run(worker, func(t *testing.T) {
 			sweep(t, points, func(t *testing.T, point string) { crashContext(t, worker, point) })
 		})

@@ -23,9 +23,9 @@ var (
 	meshPoints = []string{
 		"before_mesh_store", "after_mesh_store", "before_mesh_record", "after_mesh_record", "after_mesh_hand", "before_mesh_record:2", "after_mesh_record:2",
 	}
-	pushPoints = []string{"before_push_config", "after_push_config", "before_push", "after_push", "before_push:2", "after_push:2", "after_push_noted"}
+	pushPoints = []string{"before_push_config", "after_push_config", "before_push", "after_push", "before_push:2", "after_push:2", "after_push_noted", "after_push_remove"}
 	a2ePoints  = []string{
-		"before_a2e_session", "after_a2e_session", "before_a2e_record", "after_a2e_record", "before_a2e_record:2", "after_a2e_record:2",
+		"before_a2e_session", "after_a2e_session", "before_a2e_record", "after_a2e_record", "before_a2e_record:2", "after_a2e_record:2", "after_a2e_close",
 	}
 )
 
@@ -112,7 +112,7 @@ func TestMeshCrash(t *testing.T) {
 
 // TestPushCrash has the gateway die at every step of its push notifications, and
 // another one take over, or lose acknowledgements: each event of the task is in
-// the outbox once, in order.
+// the outbox once, in order, and a config that was deleted is gone.
 func TestPushCrash(t *testing.T) {
 	sweep(t, pushPoints, func(t *testing.T, point string) {
 		f := newFleet(t, "registry,router")
@@ -135,12 +135,46 @@ func TestPushCrash(t *testing.T) {
 			if task = reply.Task.ID; err != nil || task == "" {
 				return fmt.Errorf("SendMessage = %s, %w", data, err)
 			}
-			return waitFor(ctx, func() bool { return len(outbox(ctx, t, f, task)) >= len(want) })
+			if err := waitFor(ctx, func() bool { return len(outbox(ctx, t, f, task)) >= len(want) }); err != nil {
+				return err
+			}
+			return dropPush(ctx, b, task)
 		})
 		if got := outbox(t.Context(), t, f, task); !slices.Equal(got, want) {
 			t.Errorf("in the outbox are %v, want %v", got, want)
 		}
 	})
+}
+
+// dropPush deletes the config of a task, and looks whether it is gone.
+func dropPush(ctx context.Context, b *bus.Bus, task string) error {
+	list := func() (ids []string, err error) {
+		data, err := toDoor(ctx, b, "fleet.a2a.ann.ListTaskPushNotificationConfigs", map[string]any{"taskId": task}, bus.Header{"A2A-Version": {"1.0"}})
+		var reply struct {
+			Configs []struct {
+				ID string `json:"id"`
+			} `json:"configs"`
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &reply)
+		}
+		for _, c := range reply.Configs {
+			ids = append(ids, c.ID)
+		}
+		return ids, err
+	}
+	ids, err := list()
+	if err != nil || len(ids) != 1 {
+		return fmt.Errorf("the task has the configs %v, want one: %w", ids, err)
+	}
+	_, err = toDoor(ctx, b, "fleet.a2a.ann.DeleteTaskPushNotificationConfig", map[string]any{"taskId": task, "id": ids[0]}, bus.Header{"A2A-Version": {"1.0"}})
+	if err != nil {
+		return err
+	}
+	if ids, err = list(); err != nil || len(ids) > 0 {
+		return fmt.Errorf("the task has the configs %v, want none: %w", ids, err)
+	}
+	return nil
 }
 
 // outbox lists what is to be pushed of a task, in order.
@@ -170,12 +204,14 @@ func outbox(ctx context.Context, t *testing.T, f *testFleet, task string) (kinds
 
 // TestA2ECrash has the A2E worker die at every one of its steps, and another one
 // take over, or lose acknowledgements: each task is one task, and what has ended
-// makes room for the next, though the session may have one at a time.
+// makes room for the next, though the session may have one at a time; a session
+// that was closed is over.
 func TestA2ECrash(t *testing.T) {
 	sweep(t, a2ePoints, func(t *testing.T, point string) {
 		f := newFleet(t, "registry,router,sessions")
 		isa := &sleeper{done: map[string]int{}}
 		f.man(t, isa)
+		var closed string
 		crashDoor(t, f, "a2e", point, "$KV.", func(ctx context.Context, b *bus.Bus) error {
 			ask := func(what string, m map[string]any) (a a2eMessage, err error) {
 				m["a2e"], m["type"], m["ts"] = "1.0", what+"/req", 1
@@ -202,8 +238,15 @@ func TestA2ECrash(t *testing.T) {
 					return fmt.Errorf("%s is %s: %w", id, a.Result.State, err)
 				}
 			}
+			closed = hello.SessionID
+			_, _ = ask("call", map[string]any{"session_id": closed, "call": "close"}) // whoever repeats it is refused
 			return nil
 		})
+		for _, s := range f.kept(t, "FLEET_A2E") {
+			if strings.HasPrefix(s, closed+"=") {
+				t.Errorf("the session was closed, and is kept: %s", s)
+			}
+		}
 		isa.mu.Lock()
 		defer isa.mu.Unlock()
 		if len(isa.done) != 6 {

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,16 +12,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 	"parley/subjects/schedule"
+	"parley/test/rig"
 	"parley/workers/agent"
 )
 
 // schedulePoints are the crash points of the schedules worker.
 var schedulePoints = []string{
 	"before_store_schedule", "after_store_schedule", "after_begin_schedule", "before_store_schedule:2", "after_store_schedule:2",
+	"after_schedule_create", "after_timer", "after_timer:2", "after_schedule_remove", "after_timer_drop",
 }
 
 // sleeper is an agent that is woken by schedules.
@@ -187,16 +192,24 @@ func TestScheduleWithoutItsSession(t *testing.T) {
 }
 
 // TestScheduleCrash has the schedules worker die at every one of its steps, and
-// another one take over, or lose acknowledgements: there is one task, and it is done.
+// another one take over, or lose acknowledgements: there is one task, and it is
+// done; a schedule that was removed in time begins none.
 func TestScheduleCrash(t *testing.T) {
 	sweep(t, schedulePoints, func(t *testing.T, point string) {
 		f := newFleet(t, "registry,router")
 		isa := &sleeper{done: map[string]int{}}
 		f.man(t, isa)
 		first := f.serve("schedules-1", crashBinary(t), "schedules", nil, crashEnv(point))
-		f.says(t, "schedule", "create", "s", "--at", "2s", "dispatch", writeFile(t, f.dir, "brief", "look"))
+		acted := make(chan error, 1)
+		go func() { acted <- f.removesOne(t) }()
 		if dies(t, first, point) {
 			f.serve("schedules-2", parleyBinary(t), "schedules", nil)
+		}
+		switch err := <-acted; {
+		case errors.Is(err, errTooLate):
+			t.Skip(err)
+		case err != nil:
+			t.Fatal(err)
 		}
 		var v *schedule.View
 		until(t, "the end of the schedule", func() bool {
@@ -213,8 +226,65 @@ func TestScheduleCrash(t *testing.T) {
 		if list := f.says(t, "task", "ls", "-o", "json"); strings.Count(list, `"`+string(subjects.TaskID(v.Last.ID))+`"`) != 1 || strings.Count(list, `"task_id"`) != 1 {
 			t.Errorf("the tasks are %s", list)
 		}
+		until(t, "no timer of what was removed", func() bool {
+			return len(f.subjects(t, "FLEET_TIMERS", subjects.Timer("boss", "r")))+len(f.subjects(t, "FLEET_TIMERS", subjects.Tick("boss", "r"))) == 0
+		})
 		checkLost(t, first, point, "$KV.FLEET_SCHEDULES.")
 	})
+}
+
+var errTooLate = errors.New("this machine took so long that the time of r had come before it was removed")
+
+// removesOne creates the schedule r, removes it, and creates s, whose time is
+// not before that of r.
+func (f *testFleet) removesOne(t *testing.T) error {
+	t.Helper()
+	sender := boss{NC: f.nc, Name: "boss"}
+	create := func(name string, at time.Time) error {
+		def := map[string]any{"name": name, "at": at.UTC(), "dispatch": map[string]any{"brief": "look"}}
+		_, err := sender.Call(t.Context(), "schedule", "create", def)
+		return err
+	}
+	at := time.Now().Add(5 * time.Second)
+	if err := create("r", at); err != nil {
+		return err
+	}
+	armed := func() bool {
+		return len(f.subjects(t, "FLEET_TIMERS", subjects.Timer("boss", "r"))) > 0 || time.Now().After(at)
+	}
+	if err := waitFor(t.Context(), armed); err != nil {
+		return err
+	}
+	_, err := sender.Call(t.Context(), "schedule", "remove", map[string]string{"name": "r"})
+	if refused, ok := errors.AsType[*rig.Refusal](err); err != nil && (!ok || refused.Code != "not_found") { // it was removed, and nobody said so
+		return err
+	}
+	soon := time.Now().Add(2 * time.Second)
+	switch {
+	case time.Now().After(at):
+		return errTooLate
+	case soon.Before(at):
+		soon = at
+	}
+	return create("s", soon)
+}
+
+// subjects are those of a stream that filter matches.
+func (f *testFleet) subjects(t *testing.T, stream, filter string) map[string]uint64 {
+	t.Helper()
+	js, err := jetstream.New(f.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := js.Stream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := s.Info(t.Context(), jetstream.WithSubjectFilter(filter))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.State.Subjects
 }
 
 func writeFile(tb testing.TB, dir, name, text string) string {

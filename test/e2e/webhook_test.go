@@ -21,7 +21,11 @@ import (
 var webhookPoints = []string{
 	"before_webhook_claim", "after_webhook_claim", "after_webhook_send", "after_webhook_outcome",
 	"before_webhook_claim:2", "after_webhook_claim:2", "after_webhook_send:2", "after_webhook_outcome:2",
+	"after_webhook_purge",
 }
+
+// poisonPoints are those at which it deals with what is no delivery.
+var poisonPoints = []string{"after_burial"}
 
 const webhookSecret = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
@@ -82,9 +86,10 @@ func (f *testFleet) webhooks(name, binary string, h *hook, env ...string) *proce
 // TestWebhookCrash kills a webhooks worker between every two steps of a
 // delivery's life, and another one takes over, or has it lose acknowledgements.
 // The receiver hears of each delivery,
-// in order, under one id, and nothing is left in the outbox.
+// in order, under one id, nothing is left in the outbox, and what is no delivery
+// is among the dead letters once.
 func TestWebhookCrash(t *testing.T) {
-	sweep(t, webhookPoints, crashWebhook)
+	sweep(t, slices.Concat(webhookPoints, poisonPoints), crashWebhook)
 }
 
 func crashWebhook(t *testing.T, point string) {
@@ -97,6 +102,9 @@ func crashWebhook(t *testing.T, point string) {
 		t.Fatal(err)
 	}
 	first := f.webhooks("webhooks-1", crashBinary(t), h, crashEnv(point))
+	if _, err := js.Publish(ctx, "fleet.webhook.t.d0", []byte("nonsense")); err != nil {
+		t.Fatal(err)
+	}
 	for _, id := range []string{"d1", "d2"} {
 		m := nats.NewMsg("fleet.webhook.t." + id)
 		m.Header.Set("Nats-Msg-Id", id)
@@ -129,11 +137,14 @@ func crashWebhook(t *testing.T, point string) {
 			t.Fatal(err)
 		}
 		if len(info.State.Subjects) == 0 {
-			return
+			break
 		}
 		if pause(ctx, 20*time.Millisecond) != nil {
 			t.Fatalf("left in the outbox: %v", info.State.Subjects)
 		}
+	}
+	if dead := f.deadLetters(); len(dead) != 1 {
+		t.Errorf("among the dead letters are %q, want what is no delivery, once", dead)
 	}
 }
 

@@ -335,6 +335,7 @@ func (w *Worker) close(ctx context.Context, s *session) error {
 	if err := w.sessions.Delete(ctx, string(s.SessionID)); err != nil {
 		return unavailable(err)
 	}
+	crash.Point("after_a2e_close")
 	w.log.Debug("session is over", slog.String("session_id", string(s.SessionID)), slog.Int("under_way", len(s.UnderWay)))
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/identity"
@@ -189,6 +190,7 @@ func (i *Identities) sawV1(ctx context.Context, id subjects.AgentID) error {
 	if _, err := i.kv.Create(ctx, seenKey+string(id), []byte("{}"), 0); err != nil && !errors.Is(err, bus.ErrExists) {
 		return unavailable(err)
 	}
+	crash.Point("after_v1")
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.seen[id] = true

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -65,6 +66,7 @@ func (i *Identities) change(ctx context.Context, id, by subjects.AgentID, verb s
 		}
 		switch {
 		case err == nil:
+			crash.Point("after_identity")
 			i.take(bus.Entry{Key: key, Value: fleet.MustEncode(&r), Revision: rev})
 			i.log.Info("identity changed", slog.String("agent_id", string(r.AgentID)), slog.String("verb", verb), slog.String("by", string(by)))
 			return &r, nil

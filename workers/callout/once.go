@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/identity"
 )
@@ -83,6 +84,7 @@ func (i *Identities) useOnce(ctx context.Context, once, what string) (before str
 		if err != nil {
 			err = unavailable(err)
 		}
+		crash.Point("after_nonce")
 		return "", false, err
 	}
 	e, err := i.nonces.Get(ctx, once)

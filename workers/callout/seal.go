@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/identity"
 )
@@ -69,6 +70,7 @@ func sharedKey(ctx context.Context, b *bus.Bus) (string, error) {
 	fresh := rand.Text() + rand.Text()
 	switch _, err = kv.Create(ctx, sealKey, []byte(fresh), 0); {
 	case err == nil:
+		crash.Point("after_seal_key")
 		return fresh, nil
 	case !errors.Is(err, bus.ErrExists):
 		return "", err

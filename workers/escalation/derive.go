@@ -221,6 +221,7 @@ func (w *Worker) waitOver(ctx context.Context, task subjects.TaskID, seq uint64)
 		return w.waitOver(ctx, task, seq)
 	}
 	if err == nil {
+		crash.Point("after_wait_over")
 		w.with(func(v *view) { v.drop(task) })
 		w.stir()
 	}
@@ -244,6 +245,7 @@ func (w *Worker) keepCursor(ctx context.Context, low *lowWater) {
 			continue
 		}
 		if _, err := w.kv.Put(ctx, cursorKey, fleet.MustEncode(seq)); err == nil {
+			crash.Point("after_cursor")
 			kept = seq
 		} else if ctx.Err() == nil {
 			w.log.Warn("keep the cursor", attrErr(err))

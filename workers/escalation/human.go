@@ -124,6 +124,7 @@ func (w *Worker) putWaiting(ctx context.Context, m *waiting) error {
 	for {
 		_, err := w.kv.Create(ctx, key, value, 0)
 		if !errors.Is(err, bus.ErrExists) {
+			crash.Point("after_waiting")
 			return err
 		}
 		was, err := w.kv.Get(ctx, key)

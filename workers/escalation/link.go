@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -48,6 +49,7 @@ func (w *Worker) makeKey(ctx context.Context) error {
 	if _, err := w.kv.Create(ctx, secretKey, fresh, 0); err != nil && !errors.Is(err, bus.ErrExists) {
 		return fmt.Errorf("keep the key of links: %w", err)
 	}
+	crash.Point("after_link_key")
 	e, err := w.kv.Get(ctx, secretKey)
 	if err != nil {
 		return fmt.Errorf("read the key of links: %w", err)

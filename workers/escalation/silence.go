@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -53,6 +54,7 @@ func (w *Worker) newSilence(ctx context.Context, from subjects.AgentID, s fleet.
 	}
 	_, err := w.kv.Telling(toldSilence(&s, from, "set")).Create(ctx, silenceKey+s.SilenceID, fleet.MustEncode(s), 0)
 	if err == nil {
+		crash.Point("after_silence")
 		w.takeSilence(s)
 	}
 	return s, err
@@ -80,6 +82,7 @@ func (w *Worker) changeSilence(ctx context.Context, from subjects.AgentID, s fle
 			err = w.kv.Telling(toldSilence(&is, from, "remove")).DeleteRevision(ctx, key, e.Revision)
 		}
 		if err == nil {
+			crash.Point("after_silence")
 			w.takeSilence(is)
 			return is, nil
 		}
@@ -118,6 +121,7 @@ func (w *Worker) endSilences(ctx context.Context, now time.Time) {
 		}
 		if err == nil && !s.Until.After(now) {
 			err = w.kv.Telling(toldSilence(&s, Self, "expire")).DeleteRevision(ctx, silenceKey+id, e.Revision)
+			crash.Point("after_silence_end")
 		}
 		switch {
 		case err == nil, errors.Is(err, bus.ErrNotFound):

@@ -374,6 +374,7 @@ func (p *pusher) remove(ctx context.Context, from subjects.AgentID, task subject
 			return nil
 		}
 		if err := p.kv.DeleteRevision(ctx, key, k.rev); !errors.Is(err, bus.ErrConflict) {
+			crash.Point("after_push_remove")
 			return err
 		}
 	}

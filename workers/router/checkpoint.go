@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -70,7 +71,9 @@ func (w *Worker) checkpoint(ctx context.Context, leisurely bool) error {
 			}
 			began = time.Now()
 		})
-		_ = pipe.CloseWithError(errors.Join(out.err, out.w.Flush()))
+		err := errors.Join(out.err, out.w.Flush())
+		crash.Point("amid_checkpoint") // its data is on the way, and nothing says that it is there
+		_ = pipe.CloseWithError(err)
 	}()
 	err = w.index.PutOnly(ctx, checkpointName, r)
 	_ = r.CloseWithError(err)
@@ -78,6 +81,7 @@ func (w *Worker) checkpoint(ctx context.Context, leisurely bool) error {
 	if err != nil {
 		return fmt.Errorf("write checkpoint: %w", err)
 	}
+	crash.Point("after_checkpoint")
 	return nil
 }
 
@@ -216,6 +220,7 @@ func (w *Worker) restore(ctx context.Context) uint64 {
 	fresh.effects, fresh.waiters = nil, w.core.waiters
 	fresh.recompile()
 	w.core, w.tail = fresh, tail
+	crash.Point("after_restore")
 	return tail
 }
 

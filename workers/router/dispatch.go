@@ -212,6 +212,7 @@ func keyName(from subjects.AgentID, key string) string {
 func (w *Worker) claimKey(ctx context.Context, name string, id subjects.TaskID, hash string) (subjects.TaskID, ownKey, error) {
 	revision, err := w.idem.Create(ctx, name, fleet.MustEncode(claimed{id, hash}), idemTTL)
 	if err == nil {
+		crash.Point("after_key")
 		return id, ownKey{name, revision}, nil
 	}
 	if plant.Bug("key_ignored") {
@@ -252,6 +253,7 @@ func (w *Worker) giveBack(ctx context.Context, key ownKey) {
 	if err := w.idem.DeleteRevision(ctx, key.name, key.revision); err != nil && !errors.Is(err, bus.ErrConflict) {
 		w.log.Warn("give an idempotency key back", slog.Any("error", err))
 	}
+	crash.Point("after_key_back")
 }
 
 // inboxDurable is the consumer by which routers share the raw door.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -105,6 +106,7 @@ func (w *Worker) keepCool(ctx context.Context, agent subjects.AgentID, cool flee
 			_, err = w.drive.Update(ctx, key, value, e.Revision)
 		}
 		if !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists) {
+			crash.Point("after_cool")
 			return err
 		}
 	}
@@ -163,6 +165,7 @@ func (w *Worker) storeDrain(ctx context.Context, agent subjects.AgentID, on bool
 			err = kv.DeleteRevision(ctx, key, was.Revision)
 		}
 		if !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists) {
+			crash.Point("after_drain")
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"parley/bus/crash"
 	"parley/bus/plant"
 	"parley/subjects"
 )
@@ -40,6 +41,7 @@ func (w *Worker) housekeep(ctx context.Context) {
 				if err := w.bus.DropDone(ctx, subjects.StreamInbox, inboxDurable); err != nil && ctx.Err() == nil {
 					w.log.Warn("clear up the inbox", slog.Any("error", err))
 				}
+				crash.Point("after_inbox_clear")
 			}
 		case <-save.C:
 			began := time.Now()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/bus/plant"
 	"parley/escalation"
 	"parley/subjects/fleet"
@@ -88,6 +89,7 @@ func (l *ledger) charge(ctx context.Context, e *fleet.Event, c claim, tokens int
 		if err != nil && !errors.Is(err, bus.ErrExists) {
 			return unavailable(err)
 		}
+		crash.Point("after_charge")
 		l.mu.Lock()
 		if err == nil && rev > l.last {
 			l.own[rev] = struct{}{}

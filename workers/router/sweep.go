@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -115,6 +116,7 @@ func (w *Worker) purge(ctx context.Context, ends []end, next uint64) error {
 				// Whoever was faster may have a new task of that id.
 				err := w.bus.PurgeUpTo(ctx, subjects.StreamTasks, subjects.Task(ends[i].task), ends[i].seq)
 				if err == nil {
+					crash.Point("after_purge")
 					continue
 				}
 				mu.Lock()

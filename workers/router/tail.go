@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -22,6 +23,7 @@ func (w *Worker) readRecords(ctx context.Context, caughtUp chan<- struct{}) erro
 			w.mu.Lock()
 			w.tail = max(w.tail, last)
 			w.mu.Unlock()
+			crash.Point("after_catch_up")
 			w.log.Info("task records read", slog.Int("live_tasks", w.liveTasks()), slog.String("took", time.Since(began).String()))
 			caughtUp <- struct{}{}
 		},

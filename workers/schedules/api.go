@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/schedule"
@@ -102,6 +103,7 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, data []byte)
 	case err != nil:
 		return nil, notStored(err)
 	}
+	crash.Point("after_schedule_create")
 	w.heard(k, r, rev)
 	w.log.Info("schedule created", slog.String("schedule", string(d.Name)), slog.String("agent_id", string(from)))
 	return view(r), nil
@@ -294,6 +296,7 @@ func (w *Worker) remove(ctx context.Context, from subjects.AgentID, data []byte)
 		case err != nil:
 			return nil, notStored(err)
 		}
+		crash.Point("after_schedule_remove")
 		w.log.Info("schedule removed", slog.String("schedule", string(q.Name)), slog.String("agent_id", string(r.From)))
 		return &schedule.View{Record: *r}, nil
 	}

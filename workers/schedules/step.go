@@ -117,6 +117,7 @@ func (w *Worker) arm(ctx context.Context, k key, l *live, rec *schedule.Record) 
 		err = w.cfg.Bus.At(ctx, subjects.Timer(rec.From, name), subjects.Tick(rec.From, name), armed,
 			fleet.MustEncode(map[string]any{"generation": rec.Generation, "time": armed}))
 	}
+	crash.Point("after_timer")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err == nil {
@@ -206,6 +207,7 @@ func (w *Worker) bury(ctx context.Context, k key, l *live) {
 			w.cfg.Bus.Purge(ctx, subjects.StreamTimers, subjects.Timer(from, vars[1])),
 			w.cfg.Bus.Purge(ctx, subjects.StreamTimers, subjects.Tick(from, vars[1])),
 		)
+		crash.Point("after_timer_drop")
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

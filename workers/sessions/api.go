@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -157,6 +158,7 @@ func (w *Worker) create(ctx context.Context, from subjects.AgentID, r *handshake
 	if _, err := w.sessions.Telling(workers.Line(s.SessionID, from, handshake.EventSessionCreate, &s)).Create(ctx, string(s.SessionID), fleet.MustEncode(&s), 0); err != nil {
 		return nil, storeError(err)
 	}
+	crash.Point("after_session_create")
 	return w.opened(ctx, s)
 }
 
@@ -212,6 +214,7 @@ func (w *Worker) update(ctx context.Context, from subjects.AgentID, r *handshake
 		case err != nil:
 			return nil, storeError(err)
 		default:
+			crash.Point("after_session_update")
 			w.learn(stored{session: n, revision: rev, at: w.now()})
 			return w.opened(ctx, n)
 		}
@@ -246,6 +249,7 @@ func (w *Worker) remove(ctx context.Context, from subjects.AgentID, r *handshake
 			return nil, err
 		}
 	}
+	crash.Point("after_session_delete")
 	w.mu.Lock()
 	w.forgetLocked(r.SessionID)
 	w.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 )
 
@@ -99,6 +100,7 @@ func (w *Worker) dropAll(ctx context.Context, ids []subjects.SessionID) error {
 				return err
 			}
 		}
+		crash.Point("after_session_outputs")
 		if err := w.bus.Purge(ctx, subjects.StreamContext, subjects.Context(id)); err != nil {
 			return err
 		}

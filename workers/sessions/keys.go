@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/handshake"
 )
@@ -116,6 +117,7 @@ func (r *keyring) write(ctx context.Context, keys handshake.Keys, rev uint64) (e
 		rev, err = r.kv.Update(ctx, keysKey, data, rev)
 	}
 	if err == nil {
+		crash.Point("after_session_key")
 		r.learn(keys, rev)
 	}
 	return err

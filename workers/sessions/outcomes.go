@@ -13,6 +13,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -127,7 +128,9 @@ func (w *Worker) keepPosition(ctx context.Context, seq uint64) {
 	defer cancel()
 	if _, err := w.shared.Put(ctx, positionKey, strconv.AppendUint(nil, seq, 10)); err != nil {
 		w.log.Debug("position not kept", slog.Any("error", err))
+		return
 	}
+	crash.Point("after_position")
 }
 
 // keepTrying appends an outcome until it is there, or cannot be. It waits for the

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/handshake"
 )
@@ -31,6 +32,7 @@ func (w *Worker) put(ctx context.Context, from subjects.AgentID, r *handshake.Pu
 	if err := w.outputs.Keep(ctx, partName(r.SessionID, r.Digest, r.Index), r.Data); err != nil {
 		return nil, outputError(err)
 	}
+	crash.Point("after_output")
 	return &handshake.PutReply{Digest: r.Digest, Index: r.Index}, nil
 }
 
@@ -105,6 +107,7 @@ func (w *Worker) settleOutput(ctx context.Context, id subjects.SessionID, e *han
 			return outputError(err)
 		}
 	}
+	crash.Point("after_output")
 	e.Output, e.Stored = nil, &handshake.Stored{Digest: digest, Size: int64(len(data))}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/crash"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/workers"
@@ -393,6 +394,7 @@ func (w *Worker) bury(ctx context.Context, m bus.Msg, reason error) {
 	w.log.Error("delivery is poison", slog.String("subject", m.Subject), slog.Uint64("seq", m.Seq), slog.Any("error", reason))
 	err := w.cfg.Bus.BuryDeadLetter(ctx, m, reason.Error())
 	if err == nil {
+		crash.Point("after_burial")
 		err = w.cfg.Bus.Purge(ctx, subjects.StreamWebhooks, m.Subject)
 	}
 	if err != nil && ctx.Err() == nil {
@@ -432,6 +434,7 @@ func (w *Worker) purge(ctx context.Context, e *entry) error {
 	if err := w.cfg.Bus.Purge(ctx, subjects.StreamWebhooks, subjects.Webhook(order, e.id)); err != nil {
 		return err
 	}
+	crash.Point("after_webhook_purge")
 	w.mu.Lock()
 	e.seq = 0
 	w.mu.Unlock()
