@@ -32,7 +32,7 @@ var exceptions = map[string]map[string]string{
 		"workers/runs/results.go clear":               "at a run's start, before anything is stored: who repeats it clears again",
 		"workers/sessions/cleanup.go sweep":           "each hour; what is dropped is nobody's any more, and the next sweep goes on",
 		"workers/webhooks/attempt.go write":           "attempt has those before and after it",
-		"workers/webhooks/worker.go sweep":            "a week after a delivery's end; the next sweep goes on",
+		"workers/webhooks/room.go remove":             "what is over, or given up for want of room; the next look goes on",
 	},
 }
 

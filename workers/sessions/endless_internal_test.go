@@ -125,7 +125,7 @@ type busy struct {
 func (b busy) JSON(ctx context.Context, data []byte) ([]byte, []secrets.Finding, bool, error) {
 	for range 10 {
 		b.processor <- struct{}{}
-		time.Sleep(100 * time.Millisecond)
+		<-time.After(100 * time.Millisecond)
 		<-b.processor
 		if ctx.Err() != nil {
 			return nil, nil, false, ctx.Err()
