@@ -77,6 +77,49 @@ func TestCanaryWithoutMajority(t *testing.T) {
 	})
 }
 
+// TestFiguresSayWhoDoesNotAnswer: streams that are away with their server are
+// named, and the figures are those of the others, each once.
+func TestFiguresSayWhoDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a cluster takes seconds")
+	}
+	s := bustest.NewCluster(t, 3)
+	b := s.Connect(t)
+	if err := b.Provision(t.Context(), bus.Provisioning{Replicas: 1}); err != nil {
+		t.Fatal(err)
+	}
+	all, err := b.StreamFigures(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := map[string]bool{}
+	for i := range all {
+		gone[all[i].Name] = all[i].Leader == s.NATS(2).Name()
+	}
+	s.Stop(2)
+	bustest.Eventually(t, "figures that say who does not answer", func() bool {
+		list, err := b.StreamFigures(t.Context())
+		if err == nil || len(list) == 0 {
+			return false // the servers have yet to find a leader
+		}
+		there := map[string]bool{}
+		for i := range list {
+			if name := list[i].Name; there[name] || gone[name] {
+				t.Errorf("%s has figures twice, or is away", name)
+			}
+			there[list[i].Name] = true
+		}
+		named := strings.Fields(strings.ReplaceAll(err.Error(), ",", " "))
+		for name, away := range gone {
+			if slices.Contains(named, name) != away || there[name] == away {
+				t.Errorf("%s is away: %t, has figures: %t; the error is %v", name, away, there[name], err)
+			}
+		}
+		return true
+	})
+}
+
 // holders are the servers that have an up-to-date copy of a stream.
 func holders(t *testing.T, b *bus.Bus, stream string) []string {
 	t.Helper()

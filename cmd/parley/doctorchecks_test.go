@@ -30,6 +30,7 @@ func TestDoctorOfStorage(t *testing.T) {
 		f.Consumers[0] = c
 		return []bus.StreamFigures{f}
 	}
+	silent := errors.New("streams that do not answer: FLEET_RUNS")
 	for _, c := range []struct {
 		name  string
 		got   finding
@@ -62,6 +63,10 @@ func TestDoctorOfStorage(t *testing.T) {
 		{"a clock that is late", clocks([]bus.StreamFigures{well}, noon.Add(3*time.Second), 0), "clocks", false, "n1"},
 		{"a clock that is early", clocks(change(func(s *bus.StreamFigures) { s.Asked, s.Leader = noon.Add(time.Minute), "n2" }), noon, 0), "clocks", false, "n2"},
 		{"a slow answer", clocks([]bus.StreamFigures{well}, noon.Add(3*time.Second), 2*time.Second), "clocks", true, "agree"},
+		{"a stream that does not answer", storage([]bus.StreamFigures{well}, silent, noon, 0)[1], "replicas", false, "do not answer: FLEET_RUNS"},
+		{"nor its consumers", storage([]bus.StreamFigures{well}, silent, noon, 0)[2], "consumers", false, "do not answer: FLEET_RUNS"},
+		{"beside those that do", storage([]bus.StreamFigures{well}, silent, noon, 0)[0], "copies", true, "3 of every record"},
+		{"streams that may not be seen", storage([]bus.StreamFigures{well}, bus.ErrDenied, noon, 0)[2], "consumers", true, "not known"},
 		{"server", serverFinding(bus.Server{Version: "2.15.2", LeastVersion: "2.15.1", APILevel: 4, LeastAPILevel: 4}, nil), "server", true, "API level 4"},
 		{"an old server", serverFinding(bus.Server{Version: "2.11.0", LeastVersion: "2.15.1", APILevel: 4, LeastAPILevel: 4}, nil), "server", false, "at least 2.15.1"},
 		{"an old API", serverFinding(bus.Server{Version: "2.15.2", LeastVersion: "2.15.1", APILevel: 1, LeastAPILevel: 4}, nil), "server", false, "level 4 are needed"},

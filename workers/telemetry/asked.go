@@ -92,7 +92,7 @@ func (a *asked) ask() []prometheus.Metric {
 			if err := ask(); err != nil {
 				up = 0
 				if !errors.Is(err, bus.ErrNoResponders) {
-					a.log.Warn("no figures for the page of metrics", slog.String("source", name), slog.Any("error", err))
+					a.log.Warn("not all figures for the page of metrics", slog.String("source", name), slog.Any("error", err))
 				}
 			}
 			as.add("parley_source_up", up, name)
@@ -229,11 +229,9 @@ func addAlerts(ctx context.Context, b *bus.Bus, as *answers) error {
 	return nil
 }
 
+// addStreams shows those that answer, where others do not.
 func addStreams(ctx context.Context, b *bus.Bus, as *answers) error {
 	list, err := b.StreamFigures(ctx)
-	if err != nil {
-		return err
-	}
 	for _, s := range list {
 		as.add("parley_stream_messages", float64(s.Msgs), s.Name)
 		as.add("parley_stream_bytes", float64(s.Bytes), s.Name)
@@ -247,5 +245,5 @@ func addStreams(ctx context.Context, b *bus.Bus, as *answers) error {
 			as.add("parley_consumer_unacknowledged", float64(c.Unacked), s.Name, c.Name)
 		}
 	}
-	return nil
+	return err
 }
