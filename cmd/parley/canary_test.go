@@ -6,13 +6,17 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"parley/bus"
 	"parley/bus/bustest"
+	"parley/subjects"
 )
 
 // TestCanary: a store that takes no write is not ready, after as long as an
@@ -28,7 +32,7 @@ func TestCanary(t *testing.T) {
 			}
 			<-ctx.Done() // it says nothing at all
 			return broken
-		}, slog.New(slog.DiscardHandler))
+		}, nil, slog.New(slog.DiscardHandler))
 		bustest.Run(t, c.Run)
 		synctest.Wait()
 		breaks.Store(true)
@@ -46,6 +50,85 @@ func TestCanary(t *testing.T) {
 			t.Errorf("not ready once it is mended: %v", err)
 		}
 	})
+}
+
+// TestCanaryOfStreams: each stream of this process's workers has its turn within a
+// minute; one that commits nothing is tried each time from then on, and the
+// process is not ready while it does not.
+func TestCanaryOfStreams(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("FLEET_CONTEXT is wedged")
+		var breaks atomic.Bool
+		var mu sync.Mutex
+		tried := map[string]int{}
+		c := newCanary(func(context.Context) error { return nil }, func(ctx context.Context, stream string) error {
+			mu.Lock()
+			tried[stream]++
+			mu.Unlock()
+			if stream != subjects.StreamContext || !breaks.Load() {
+				return nil
+			}
+			<-ctx.Done()
+			return broken
+		}, slog.New(slog.DiscardHandler))
+		all := 0
+		for _, w := range workerNames() {
+			c.watch(bus.Written(w)...)
+		}
+		bustest.Run(t, c.Run)
+		time.Sleep(time.Minute - time.Second)
+		mu.Lock()
+		for _, n := range tried {
+			all += n
+		}
+		if len(tried) != len(c.streams) || all > len(c.streams)+canaryRound {
+			t.Errorf("%d of %d streams were tried in a minute, %d times together", len(tried), len(c.streams), all)
+		}
+		mu.Unlock()
+		breaks.Store(true)
+		time.Sleep(time.Minute + canaryLimit + canaryTry)
+		if err := c.Ready(); !errors.Is(err, broken) {
+			t.Errorf("Ready = %v, want %v", err, broken)
+		}
+		breaks.Store(false)
+		time.Sleep(2 * canaryEvery)
+		if err := c.Ready(); err != nil {
+			t.Errorf("not ready once it is mended: %v", err)
+		}
+	})
+}
+
+// TestEveryStreamIsTried by whichever worker writes it, or takes what is in it.
+func TestEveryStreamIsTried(t *testing.T) {
+	t.Parallel()
+	list, err := bustest.New(t).Bus(t).Streams(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string][]string{}
+	for _, w := range workerNames() {
+		for _, stream := range bus.Written(w) {
+			by[stream] = append(by[stream], w)
+		}
+	}
+	for i := range list {
+		if len(by[list[i].Name]) == 0 {
+			t.Errorf("nobody tries %s", list[i].Name)
+		}
+		delete(by, list[i].Name)
+	}
+	if len(by) > 0 {
+		t.Errorf("what is tried is not there: %v", by)
+	}
+	for worker, stream := range map[string]string{
+		"router": subjects.StreamInbox, "sessions": subjects.StreamContext, "runs": subjects.StreamRuns, "webhooks": subjects.StreamWebhooks,
+		"audit": subjects.StreamAudit, "mesh": subjects.StreamMesh, "schedules": "KV_" + subjects.BucketSchedules,
+	} {
+		if !slices.Contains(bus.Written(worker), stream) {
+			t.Errorf("a worker %s does not try %s", worker, stream)
+		}
+	}
 }
 
 // monitored is a monitoring page that says how its server syncs.

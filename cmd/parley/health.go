@@ -154,7 +154,7 @@ func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 	if h.checks.store != nil {
 		states["store"] = "ok"
 		if err := h.checks.store(); err != nil {
-			states["store"] = err.Error()
+			states["store"] = oneLine(err.Error())
 			notReady("the store takes no writes")
 		}
 	}

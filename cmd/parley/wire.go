@@ -142,7 +142,7 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	}
 	warnOfCopies(ctx, b, log)
 	canaryLog := log.With(slog.String("component", "canary"))
-	tried := newCanary(clockTeller(b, canaryLog), canaryLog)
+	tried := newCanary(clockTeller(b, canaryLog), b.Commits, canaryLog)
 	tried.sing(ctx) // who begins knows what time it is
 	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done(), store: tried.Ready})
 	if err != nil {
@@ -175,6 +175,9 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if h != nil {
 		h.checks.workers = all
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // http stops last
+	}
+	for _, w := range watched {
+		tried.watch(bus.Written(w.Name)...)
 	}
 	all = append([]workers.Worker{{Name: "canary", Run: tried.Run}}, all...)
 	all = append([]workers.Worker{{Name: "identities", Run: a.identities.Run}}, all...)
