@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -158,17 +159,22 @@ func TestMonitor(t *testing.T) {
 	got.check(t, exitFailed, "", "server n2 acknowledges writes before they are on the disk (sync_interval 2m0s)")
 
 	for _, c := range []struct {
-		args []string
-		say  string
+		args      []string
+		say, page string
 	}{
-		{[]string{"--sync", "2m"}, "UNSAFE"},
-		{nil, "durability unverified: nobody has looked"},
-		{[]string{"--monitor", "http://127.0.0.1:1"}, "durability unverified: a monitoring page does not answer"},
+		{[]string{"--sync", "2m"}, `"msg":"UNSAFE"`, `"unsafe":["--sync says that servers acknowledge before they flush`},
+		{nil, `"msg":"not known to be safe"`, `"unsafe":["durability unverified: nobody has looked`},
+		{[]string{"--monitor", "http://127.0.0.1:1"}, `"msg":"not known to be safe"`, `"unsafe":["durability unverified: a monitoring page does not answer`},
+		{[]string{"--monitor", safe, "--provision", "off"}, `"msg":"not known to be safe"`, `"unsafe":["streams unverified: --provision off`},
+		{[]string{"--monitor", safe}, "", `{"status":"ok","workers":`},
 	} {
-		j := s.start(t, append([]string{"serve", "--http", "off", "--workers", "registry"}, c.args...)...)
-		j.stderr.waitFor(t, `"msg":"ready"`)
-		if !strings.Contains(j.stderr.String(), c.say) {
-			t.Errorf("serve %q does not say %q:\n%s", c.args, c.say, j.stderr.String())
+		j := s.start(t, append([]string{"serve", "--http", "127.0.0.1:0", "--workers", "registry"}, c.args...)...)
+		log := j.stderr.waitFor(t, `"msg":"ready"`)
+		if !strings.Contains(log, c.say) || c.say == "" && strings.Contains(log, "safe") {
+			t.Errorf("serve %q does not say %q:\n%s", c.args, c.say, log)
+		}
+		if code, body := get(t, regexp.MustCompile(`http://127\.0\.0\.1:\d+`).FindString(log[strings.Index(log, `"msg":"ready"`):])+"/readyz"); code != http.StatusOK || !strings.Contains(body, c.page) {
+			t.Errorf("/readyz of serve %q: %d %s, want %q", c.args, code, body, c.page)
 		}
 	}
 	check := func(monitor string) finding {

@@ -129,16 +129,7 @@ func storage(list []bus.StreamFigures, err error, now time.Time, took time.Durat
 
 // copies is on how many servers what is acknowledged lies.
 func copies(list []bus.StreamFigures) finding {
-	least, few := &list[0], 0
-	for i := range list {
-		s := &list[i]
-		if s.Replicas < least.Replicas {
-			least = s
-		}
-		if s.Cluster != "" && s.Replicas < enough {
-			few++
-		}
-	}
+	few, least := fewCopies(list)
 	switch {
 	case few > 0:
 		return finding{

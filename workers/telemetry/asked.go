@@ -26,6 +26,7 @@ type asked struct {
 	// Fixed from the beginning.
 	bus     *bus.Bus
 	version string
+	unsafe  func() map[string]bool
 	log     *slog.Logger
 
 	mu  sync.Mutex // guards what follows; held while asking, so that it is done once
@@ -85,6 +86,13 @@ func (a *asked) ask() []prometheus.Metric {
 	defer cancel()
 	var as answers
 	as.add("parley_build_info", 1, a.version, runtime.Version())
+	for about, is := range a.unsafe() {
+		value := 0.0
+		if is {
+			value = 1
+		}
+		as.add("parley_unsafe", value, about)
+	}
 	var all sync.WaitGroup
 	source := func(name string, ask func() error) {
 		all.Go(func() {

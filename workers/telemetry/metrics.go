@@ -84,6 +84,7 @@ func Metrics() []Metric {
 		fleet("parley_stream_replicas_behind", "Copies of a stream that are behind, or whose server is away.", "stream"),
 		fleet("parley_consumer_pending", "Messages that a durable consumer has not been given yet.", "stream", "consumer"),
 		fleet("parley_consumer_unacknowledged", "Messages given to a durable consumer and not acknowledged yet.", "stream", "consumer"),
+		fleet("parley_unsafe", "Whether something is not as safe as it should be: the sync, copies or storage of what is acknowledged; unverified: not all is known.", "about"),
 		fleet("parley_build_info", "The program; the value is 1.", "version", "goversion"),
 	}
 }
