@@ -1,11 +1,13 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -40,10 +42,7 @@ func (b *Bus) Canary(ctx context.Context) error {
 		return fmt.Errorf("canary: %s: revision %d was written, and %d is read", k.stream, wrote, e.Revision)
 	}
 	b.clock.learn(began, e.Time)
-	if err := b.commits(ctx, subjects.StreamTasks); err != nil {
-		return fmt.Errorf("canary: commit to %s: %w", subjects.StreamTasks, err)
-	}
-	return nil
+	return b.Commits(ctx, subjects.StreamTasks)
 }
 
 const (
@@ -53,8 +52,12 @@ const (
 	errNotDeleted jetstream.ErrorCode = 10057
 )
 
-// commits has the leader of stream commit and apply what changes nothing: the
-// deletion of a message that cannot be there.
+// noSubject is what no message of the fleet has.
+const noSubject = "canary"
+
+// Commits has the leader of stream commit and apply what changes nothing: the
+// deletion of a message that cannot be there or, of a bucket, from which none may
+// be deleted, the purge of a subject that has none. The error names the stream.
 //
 // Each stream of a cluster has a Raft group of its own, which may be wedged
 // while those of all others work. The deletion goes through it as a write does,
@@ -62,7 +65,24 @@ const (
 // say a little more (that there is room for it), but every reader of the stream
 // would have to pass over it, workers of older versions too, for whom the last
 // sequence is always a record's.
-func (b *Bus) commits(ctx context.Context, stream string) error {
+func (b *Bus) Commits(ctx context.Context, stream string) error {
+	ctx, cancel := withDefaultTimeout(ctx, readTry)
+	defer cancel()
+	try := b.deletesNothing
+	if strings.HasPrefix(stream, "KV_") {
+		try = b.purgesNothing
+	}
+	if err := try(ctx, stream); err != nil {
+		return fmt.Errorf("canary: commit to %s: %w", stream, err)
+	}
+	return nil
+}
+
+func (b *Bus) purgesNothing(ctx context.Context, stream string) error {
+	return b.purge(ctx, stream, purgeRequest{Filter: noSubject})
+}
+
+func (b *Bus) deletesNothing(ctx context.Context, stream string) error {
 	var resp struct {
 		Error *jetstream.APIError `json:"error"`
 	}
@@ -74,4 +94,17 @@ func (b *Bus) commits(ctx context.Context, stream string) error {
 		return err
 	}
 	return errors.New("the server says that it has deleted what cannot be there")
+}
+
+// Written are the streams that a worker of that kind writes, and those that
+// others write which it looks after. Who only leaves dead letters and log lines is
+// as ready without.
+func Written(worker string) []string {
+	var all []string
+	for _, a := range catalogue(Provisioning{}, sizes{}) {
+		if w := cmp.Or(a.taker, a.stream.Metadata["writer"]); w == worker || w == anyWorker {
+			all = append(all, a.stream.Name)
+		}
+	}
+	return all
 }

@@ -77,6 +77,127 @@ func TestCanaryWithoutMajority(t *testing.T) {
 	})
 }
 
+// TestCommitsWithoutMajority: a bucket whose leader is alone takes nothing, and
+// its state alone does not show it. No message can be deleted from a bucket, so
+// it is tried another way than a stream.
+func TestCommitsWithoutMajority(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a cluster takes seconds")
+	}
+	const stream = "KV_" + subjects.BucketSessions
+	s := bustest.NewCluster(t, 5)
+	first := s.Connect(t)
+	if err := first.Provision(t.Context(), bus.Provisioning{Replicas: 1}); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, first, stream, func(c map[string]any) { c["num_replicas"] = 3 })
+	var hold []string
+	bustest.Eventually(t, "three copies of the bucket", func() bool {
+		hold = holders(t, first, stream)
+		return len(hold) == 3
+	})
+	node := func(name string) int {
+		for i := range 5 {
+			if s.NATS(i).Name() == name {
+				return i
+			}
+		}
+		t.Fatalf("there is no server %s", name)
+		return 0
+	}
+	b, err := bus.Connect(t.Context(), bus.Config{URL: s.NATS(node(hold[0])).ClientURL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	bustest.Eventually(t, "a commit", func() bool { return b.Commits(t.Context(), stream) == nil })
+	for _, name := range hold[1:] {
+		s.Stop(node(name))
+	}
+	try, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if err := b.Commits(try, stream); err == nil || !strings.Contains(err.Error(), stream) {
+		t.Errorf("Commits = %v while its leader is alone, want an error that names it", err)
+	}
+}
+
+// TestFiguresSayWhoDoesNotAnswer: streams that are away with their server are
+// named, and the figures are those of the others, each once.
+func TestFiguresSayWhoDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a cluster takes seconds")
+	}
+	s := bustest.NewCluster(t, 3)
+	b := s.Connect(t)
+	if err := b.Provision(t.Context(), bus.Provisioning{Replicas: 1}); err != nil {
+		t.Fatal(err)
+	}
+	all, err := b.StreamFigures(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := map[string]bool{}
+	for i := range all {
+		gone[all[i].Name] = all[i].Leader == s.NATS(2).Name()
+	}
+	s.Stop(2)
+	bustest.Eventually(t, "figures that say who does not answer", func() bool {
+		list, err := b.StreamFigures(t.Context())
+		if err == nil || len(list) == 0 {
+			return false // the servers have yet to find a leader
+		}
+		there := map[string]bool{}
+		for i := range list {
+			if name := list[i].Name; there[name] || gone[name] {
+				t.Errorf("%s has figures twice, or is away", name)
+			}
+			there[list[i].Name] = true
+		}
+		named := strings.Fields(strings.ReplaceAll(err.Error(), ",", " "))
+		for name, away := range gone {
+			if slices.Contains(named, name) != away || there[name] == away {
+				t.Errorf("%s is away: %t, has figures: %t; the error is %v", name, away, there[name], err)
+			}
+		}
+		return true
+	})
+}
+
+// TestCommits: it goes through for every stream that there is, whoever writes it,
+// and changes none.
+func TestCommits(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	if _, err := b.Store(t.Context(), subjects.Task("t"), []byte("x"), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Canary(t.Context()); err != nil { // its key is in a bucket
+		t.Fatal(err)
+	}
+	list, err := b.StreamFigures(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list {
+		name := list[i].Name
+		before, err := b.StreamState(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Commits(t.Context(), name); err != nil {
+			t.Errorf("Commits(%s) = %v", name, err)
+		}
+		if after, err := b.StreamState(t.Context(), name); err != nil || after != before {
+			t.Errorf("%s is %+v, %v after a canary, %+v before", name, after, err, before)
+		}
+	}
+	if err := b.Commits(t.Context(), "NONE"); !errors.Is(err, bus.ErrNotFound) || !strings.Contains(err.Error(), "NONE") {
+		t.Errorf("Commits(NONE) = %v, want ErrNotFound and its name", err)
+	}
+}
+
 // holders are the servers that have an up-to-date copy of a stream.
 func holders(t *testing.T, b *bus.Bus, stream string) []string {
 	t.Helper()

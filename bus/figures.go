@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -19,6 +20,7 @@ type StreamFigures struct {
 	Bytes     uint64
 	MaxBytes  int64 // 0 or less: no limit
 	DropsOld  bool  // when it is full; otherwise it takes nothing new
+	InMemory  bool  // and not on files
 	Replicas  int
 	Cluster   string    // of servers, its name; "" on a single server
 	Leader    string    // server name, "" on a single server
@@ -26,6 +28,8 @@ type StreamFigures struct {
 	First     time.Time // when the oldest message came; zero: there is none
 	Asked     time.Time // by the clock of the leader, when it was asked
 	Consumers []ConsumerFigures
+
+	consumed bool // it has consumers, durable or not
 }
 
 // ConsumerFigures are those of a durable consumer.
@@ -52,11 +56,37 @@ type paging struct {
 	Total  int `json:"total"`
 	Offset int `json:"offset"`
 	Limit  int `json:"limit"`
+	// Missing did not answer the server in time, and count in Total.
+	Missing []string `json:"missing"`
 }
 
-// StreamFigures asks for all streams that the fleet keeps.
+// next is where the next page begins, 0 for none.
+func (p *paging) next() int {
+	if end := p.Offset + p.Limit; p.Limit > 0 && end < p.Total {
+		return end
+	}
+	return 0
+}
+
+// StreamFigures asks for all streams that the fleet keeps, and their durable
+// consumers. Where some do not answer, the figures are those of the others, and
+// the error names them.
 func (b *Bus) StreamFigures(ctx context.Context) ([]StreamFigures, error) {
+	all, err := b.Streams(ctx)
+	errs := []error{err}
+	for i := range all {
+		if f := &all[i]; f.consumed {
+			f.Consumers, err = b.consumerFigures(ctx, f.Name)
+			errs = append(errs, err)
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// Streams is StreamFigures without those of the consumers.
+func (b *Bus) Streams(ctx context.Context) ([]StreamFigures, error) {
 	var all []StreamFigures
+	var silent []string
 	for offset := 0; ; {
 		var resp struct {
 			paging
@@ -64,46 +94,62 @@ func (b *Bus) StreamFigures(ctx context.Context) ([]StreamFigures, error) {
 			Error   *jetstream.APIError    `json:"error"`
 		}
 		if err := b.apiCall(ctx, "STREAM.LIST", map[string]int{"offset": offset}, &resp, &resp.Error); err != nil {
-			return nil, fmt.Errorf("list streams: %w", err)
+			return all, fmt.Errorf("list streams: %w", err)
 		}
 		for i := range resp.Streams {
-			s := &resp.Streams[i]
-			if !strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(s.Config.Name, "KV_"), "OBJ_"), "FLEET_") {
-				continue
+			// Where all servers of a stream are away, somebody else answers for it.
+			if s := &resp.Streams[i]; ours(s.Config.Name) && !slices.Contains(resp.Missing, s.Config.Name) {
+				all = append(all, figuresOf(s))
 			}
-			f := StreamFigures{
-				Name: s.Config.Name, Msgs: s.State.Msgs, Bytes: s.State.Bytes, MaxBytes: s.Config.MaxBytes, DropsOld: s.Config.Discard == jetstream.DiscardOld,
-				Replicas: s.Config.Replicas, Asked: s.TimeStamp,
-			}
-			if s.State.Msgs > 0 {
-				f.First = s.State.FirstTime
-			}
-			if c := s.Cluster; c != nil {
-				f.Cluster, f.Leader = c.Name, c.Leader
-				for _, r := range c.Replicas {
-					if r.Offline || !r.Current {
-						f.Behind = append(f.Behind, r.Name)
-					}
-				}
-			}
-			if s.State.Consumers > 0 {
-				var err error
-				if f.Consumers, err = b.consumerFigures(ctx, f.Name); err != nil {
-					return nil, err
-				}
-			}
-			all = append(all, f)
 		}
-		offset += len(resp.Streams)
-		if len(resp.Streams) == 0 || offset >= resp.Total {
-			return all, nil
+		for _, name := range resp.Missing {
+			if ours(name) {
+				silent = append(silent, name)
+			}
+		}
+		if offset = resp.next(); offset == 0 {
+			return all, unanswered("streams", silent)
 		}
 	}
+}
+
+// ours reports whether the fleet keeps a stream.
+func ours(stream string) bool {
+	return strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(stream, "KV_"), "OBJ_"), "FLEET_")
+}
+
+// unanswered is that those did not answer, nil for none.
+func unanswered(what string, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	return fmt.Errorf("%w: %s that do not answer: %s", ErrTimeout, what, strings.Join(names, ", "))
+}
+
+func figuresOf(s *jetstream.StreamInfo) StreamFigures {
+	f := StreamFigures{
+		Name: s.Config.Name, Msgs: s.State.Msgs, Bytes: s.State.Bytes, MaxBytes: s.Config.MaxBytes, DropsOld: s.Config.Discard == jetstream.DiscardOld,
+		InMemory: s.Config.Storage == jetstream.MemoryStorage, Replicas: s.Config.Replicas, Asked: s.TimeStamp, consumed: s.State.Consumers > 0,
+	}
+	if s.State.Msgs > 0 {
+		f.First = s.State.FirstTime
+	}
+	if c := s.Cluster; c != nil {
+		f.Cluster, f.Leader = c.Name, c.Leader
+		for _, r := range c.Replicas {
+			if r.Offline || !r.Current {
+				f.Behind = append(f.Behind, r.Name)
+			}
+		}
+	}
+	return f
 }
 
 // consumerFigures asks for the durable consumers of a stream.
 func (b *Bus) consumerFigures(ctx context.Context, stream string) ([]ConsumerFigures, error) {
 	var all []ConsumerFigures
+	var silent []string
 	for offset := 0; ; {
 		var resp struct {
 			paging
@@ -111,16 +157,16 @@ func (b *Bus) consumerFigures(ctx context.Context, stream string) ([]ConsumerFig
 			Error     *jetstream.APIError      `json:"error"`
 		}
 		if err := b.apiCall(ctx, "CONSUMER.LIST."+stream, map[string]int{"offset": offset}, &resp, &resp.Error); err != nil {
-			return nil, fmt.Errorf("list the consumers of %s: %w", stream, err)
+			return all, fmt.Errorf("list the consumers of %s: %w", stream, err)
 		}
 		for i := range resp.Consumers {
 			if c := &resp.Consumers[i]; c.Config.Durable != "" {
 				all = append(all, ConsumerFigures{Name: c.Name, Pending: c.NumPending, Unacked: c.NumAckPending, MaxUnacked: c.Config.MaxAckPending, Redelivered: c.NumRedelivered, Moved: moved(c)})
 			}
 		}
-		offset += len(resp.Consumers)
-		if len(resp.Consumers) == 0 || offset >= resp.Total {
-			return all, nil
+		silent = append(silent, resp.Missing...)
+		if offset = resp.next(); offset == 0 {
+			return all, unanswered("consumers of "+stream, silent)
 		}
 	}
 }

@@ -28,7 +28,7 @@ const (
 const (
 	ProvisionCreate = "create" // create what is missing, adopt safe changes
 	ProvisionVerify = "verify" // change nothing, fail on what is missing or wrong
-	ProvisionOff    = "off"    // do not even look
+	ProvisionOff    = "off"    // do not even look at them, at the server alone
 )
 
 func (p Provisioning) validate() error {
@@ -43,23 +43,23 @@ func (p Provisioning) validate() error {
 	return nil
 }
 
-// Provision declares every stream, bucket and consumer. It is idempotent and
-// may run in many processes at once. It waits for a server or cluster that is
-// starting, at most 30 s when ctx has no deadline. A difference that needs a
-// migration is an error that names stream, field, what is there, what is
-// wanted and what to do; all of them are reported together.
+// Provision declares every stream, bucket and consumer, on a server that is new
+// enough. It is idempotent and may run in many processes at once. It waits for a
+// server or cluster that is starting, at most 30 s when ctx has no deadline. A
+// difference that needs a migration is an error that names stream, field, what
+// is there, what is wanted and what to do; all of them are reported together.
 func (b *Bus) Provision(ctx context.Context, p Provisioning) error {
 	p.Mode = cmp.Or(p.Mode, ProvisionCreate)
 	if err := p.validate(); err != nil {
 		return err
 	}
-	if p.Mode == ProvisionOff {
-		return nil
-	}
 	ctx, cancel := withDefaultTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := b.checkServer(ctx); err != nil {
 		return fmt.Errorf("provision: %w", err)
+	}
+	if p.Mode == ProvisionOff {
+		return nil
 	}
 	var errs []error
 	made := 0

@@ -1,9 +1,12 @@
 package bus_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -329,5 +332,60 @@ func TestProvisionLooksAtConsumers(t *testing.T) {
 	}
 	if err := errors.Join(b.Provision(ctx, bus.Provisioning{}), b.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify})); err != nil {
 		t.Errorf("after it is mended: %v", err)
+	}
+}
+
+// old is a server of that version, which says that and nothing else.
+func old(t *testing.T, version string) (url string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); all.Wait() })
+	all.Go(func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer func() { _ = c.Close() }()
+		fmt.Fprintf(c, "INFO {\"server_id\":\"old\",\"version\":%q,\"proto\":1,\"headers\":true,\"jetstream\":true,\"max_payload\":1048576}\r\n", version)
+		for lines := bufio.NewScanner(c); lines.Scan(); {
+			if lines.Text() == "PING" {
+				fmt.Fprint(c, "PONG\r\n")
+			}
+		}
+	})
+	return "nats://" + l.Addr().String()
+}
+
+// TestProvisionRefusesOldServers, whatever it may do about the streams.
+func TestProvisionRefusesOldServers(t *testing.T) {
+	t.Parallel()
+	low := bustest.New(t, bustest.NoJetStream)
+	jetStream := low.Connect(t)
+	_, err := jetStream.Subscribe("$JS.API.INFO", "", func(m bus.Msg) {
+		if err := jetStream.Publish(m.Reply, []byte(`{"api":{"level":3}}`), nil); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := errors.Join(err, jetStream.Ping(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []string{bus.ProvisionCreate, bus.ProvisionVerify, bus.ProvisionOff} {
+		for want, url := range map[string]string{
+			"the NATS server is version 2.15.0, at least 2.15.1 is needed: upgrade nats-server": old(t, "2.15.0"),
+			"the server's JetStream API level is 3, at least 4 is needed: upgrade nats-server":  low.URL(),
+		} {
+			b, err := bus.Connect(t.Context(), bus.Config{URL: url})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(b.Close)
+			if err := b.Provision(t.Context(), bus.Provisioning{Mode: mode}); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("Provision(%s) = %v, want %q", mode, err, want)
+			}
+		}
 	}
 }

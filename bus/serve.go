@@ -75,6 +75,11 @@ type Durability struct {
 	Embedded bool
 }
 
+// Durability is what services of this process say.
+func (b *Bus) Durability() Durability {
+	return Durability{SyncAlways: b.cfg.SyncAlways, Embedded: b.cfg.InProcess != nil}
+}
+
 // ServiceDurability asks a running service. Without one the error is
 // ErrNoResponders; one of another version may not say, which is ErrNotFound.
 func (b *Bus) ServiceDurability(ctx context.Context, name string) (Durability, error) {
@@ -150,8 +155,8 @@ func (b *Bus) Serve(ctx context.Context, s Service) (stop func(), err error) {
 	if s.Metadata == nil {
 		s.Metadata = make(map[string]string)
 	}
-	s.Metadata[metaSync] = strconv.FormatBool(b.cfg.SyncAlways)
-	s.Metadata[metaEmbedded] = strconv.FormatBool(b.cfg.InProcess != nil)
+	s.Metadata[metaSync] = strconv.FormatBool(b.Durability().SyncAlways)
+	s.Metadata[metaEmbedded] = strconv.FormatBool(b.Durability().Embedded)
 	if b.cfg.Open != "" {
 		s.Metadata[metaOpen] = b.cfg.Open
 	}

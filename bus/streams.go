@@ -16,6 +16,9 @@ const consumerRouters = "routers"
 // consumerEscalation sees to what is a human's.
 const consumerEscalation = "escalation"
 
+// anyWorker is the writer of what workers of every kind write.
+const anyWorker = "workers"
+
 // deadLetterPrefix is followed by the origin's stream and subject.
 const deadLetterPrefix = "fleet.dlq."
 
@@ -29,7 +32,8 @@ const day = 24 * time.Hour
 // consumers.
 type asset struct {
 	stream    jetstream.StreamConfig
-	keepSize  bool // MaxBytes is for what is created
+	keepSize  bool   // MaxBytes is for what is created
+	taker     string // the kind of worker that looks after what others write, too, see Written
 	consumers []jetstream.ConsumerConfig
 }
 
@@ -53,7 +57,7 @@ func taskAssets(p Provisioning, size sizes) []asset {
 			RePublish: &jetstream.RePublish{Source: subjects.TaskPattern, Destination: "fleet.event.{{wildcard(1)}}"},
 			Metadata:  map[string]string{"writer": "router"},
 		}},
-		{keepSize: p.AnnounceMaxBytes == 0, stream: jetstream.StreamConfig{
+		{keepSize: p.AnnounceMaxBytes == 0, taker: "router", stream: jetstream.StreamConfig{
 			Name:              subjects.StreamAnnounce,
 			Description:       "The last announcement of every agent instance",
 			Subjects:          []string{subjects.AnnouncePattern},
@@ -63,7 +67,7 @@ func taskAssets(p Provisioning, size sizes) []asset {
 			Metadata:          map[string]string{"writer": "agent"},
 		}},
 		{
-			keepSize: p.InboxMaxBytes == 0,
+			keepSize: p.InboxMaxBytes == 0, taker: "router",
 			stream: jetstream.StreamConfig{
 				Name:        subjects.StreamInbox,
 				Description: "The raw door: dispatches until they have become a task record",
@@ -83,13 +87,13 @@ func taskAssets(p Provisioning, size sizes) []asset {
 				MaxDeliver:  -1, MaxAckPending: 10_000, MaxWaiting: 1024,
 			}},
 		},
-		{keepSize: p.DeadLetterMaxBytes == 0, stream: jetstream.StreamConfig{
+		{keepSize: p.DeadLetterMaxBytes == 0, taker: "router", stream: jetstream.StreamConfig{
 			Name:        subjects.StreamDLQ,
 			Description: "Messages that nobody could handle, with the reason; replay or drop them with parley dlq",
 			Subjects:    []string{deadLetterPrefix + ">"},
 			MaxAge:      7 * day,
 			MaxBytes:    size.deadLetters,
-			Metadata:    map[string]string{"writer": "workers"},
+			Metadata:    map[string]string{"writer": anyWorker},
 		}},
 		{keepSize: p.WebhooksMaxBytes == 0, stream: tells(outbox(size.webhooks))},
 		escalations(p, size),
@@ -135,23 +139,23 @@ func sessionAssets(p Provisioning, size sizes) []asset {
 		{keepSize: keep, stream: tells(bucket(subjects.BucketSessions, "sessions", "Session records, 24 h after their last renewal", jetstream.StreamConfig{
 			MaxAge: day, AllowMsgTTL: true, SubjectDeleteMarkerTTL: day, MaxBytes: size.bucket,
 		}))},
-		{keepSize: keep, stream: bucket(subjects.BucketWorkers, "workers", "What workers remember together: keys, positions", jetstream.StreamConfig{
+		{keepSize: keep, stream: bucket(subjects.BucketWorkers, anyWorker, "What workers remember together: keys, positions", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		})},
 		{keepSize: keep, stream: tells(bucket(subjects.BucketIdentities, "callout", "Who may connect and sign, with sealed keys", jetstream.StreamConfig{
 			SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
 		}))},
 		// Twice the window in which a signature counts, and a little.
-		{keepSize: keep, stream: bucket(subjects.BucketNonces, "workers", "Signatures that were used, until they count no longer", jetstream.StreamConfig{
+		{keepSize: keep, stream: bucket(subjects.BucketNonces, anyWorker, "Signatures that were used, until they count no longer", jetstream.StreamConfig{
 			MaxAge: 11 * time.Minute, AllowMsgTTL: true, MaxBytes: size.bucket,
 		})},
-		{keepSize: keep, stream: jetstream.StreamConfig{
+		{keepSize: keep, taker: "audit", stream: jetstream.StreamConfig{
 			Name:        subjects.StreamLog,
 			Description: "Log lines of workers, until the audit has taken them over",
 			Subjects:    []string{subjects.LogPattern},
 			MaxAge:      7 * day,
 			MaxBytes:    size.bucket,
-			Metadata:    map[string]string{"writer": "workers"},
+			Metadata:    map[string]string{"writer": anyWorker},
 		}},
 		{keepSize: p.AuditMaxBytes == 0, stream: jetstream.StreamConfig{
 			Name:        subjects.StreamAudit,
@@ -196,7 +200,7 @@ func meshAssets(p Provisioning, size sizes) []asset {
 			RePublish: &jetstream.RePublish{Source: subjects.RunPattern, Destination: "fleet.runevent.{{wildcard(1)}}"},
 			Metadata:  map[string]string{"writer": "runs"},
 		})},
-		{keepSize: p.MeshMaxBytes == 0, stream: jetstream.StreamConfig{
+		{keepSize: p.MeshMaxBytes == 0, taker: "mesh", stream: jetstream.StreamConfig{
 			Name:        subjects.StreamMesh,
 			Description: "Messages between agents; purged by mesh workers a day after their end",
 			Subjects:    []string{subjects.MeshPattern},

@@ -1,34 +1,61 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"parley/bus"
+	"parley/subjects"
 )
 
 const (
 	canaryEvery = 5 * time.Second  // between two writes
 	canaryTry   = 5 * time.Second  // for one of them
-	canaryLimit = 15 * time.Second // without one that went through: the store does not work. An election takes up to ten
+	canaryRound = 12               // looks in which each stream has had its turn
+	canaryLimit = 15 * time.Second // after the first that failed: the store does not work. An election takes up to ten
 )
 
-// canary tries the store every few seconds by a write and a read.
+// canary tries the store every few seconds by a write and a read, and in turn
+// the streams that this process's workers write: each about once a minute, and
+// each time while it fails.
 type canary struct {
-	try func(context.Context) error
-	log *slog.Logger
+	// Fixed from the beginning, streams from Run.
+	try     func(context.Context) error
+	commits func(ctx context.Context, stream string) error
+	log     *slog.Logger
+	streams []string
 
-	mu   sync.Mutex
-	good time.Time // guarded by mu: when it last went through
-	last error     // guarded by mu
+	next int // owned by sing: whose turn it is
+
+	mu  sync.Mutex
+	ill map[string]illness // guarded by mu: by stream; "" is the write and read
+}
+
+// illness is of what does not work.
+type illness struct {
+	since time.Time // it was tried, and did not
+	err   error     // the last one
 }
 
 // newCanary trusts the store at first: it was just provisioned.
-func newCanary(try func(context.Context) error, log *slog.Logger) *canary {
-	return &canary{try: try, log: log, good: time.Now()}
+func newCanary(try func(context.Context) error, commits func(context.Context, string) error, log *slog.Logger) *canary {
+	return &canary{try: try, commits: commits, log: log, ill: make(map[string]illness)}
+}
+
+// watch adds streams, before Run.
+func (c *canary) watch(streams ...string) {
+	for _, s := range streams {
+		if !slices.Contains(c.streams, s) {
+			c.streams = append(c.streams, s)
+		}
+	}
 }
 
 // Run sings until ctx ends.
@@ -45,26 +72,63 @@ func (c *canary) Run(ctx context.Context) error {
 	}
 }
 
-// sing is one write and read.
+// sing is one write and read, and what is due beside it.
 func (c *canary) sing(ctx context.Context) {
+	began := time.Now()
 	try, cancel := context.WithTimeout(ctx, canaryTry)
+	defer cancel()
+	due := c.due()
+	errs := make([]error, len(due))
+	var all sync.WaitGroup
+	for i, stream := range due {
+		all.Go(func() { errs[i] = c.commits(try, stream) })
+	}
 	err := c.try(try)
-	cancel()
+	all.Wait()
 	if ctx.Err() != nil {
 		return // the process ends
 	}
+	c.note("", began, err)
+	for i, stream := range due {
+		c.note(stream, began, errs[i])
+	}
+}
+
+// due are the streams that are tried now.
+func (c *canary) due() []string {
+	var due []string
+	for range (len(c.streams) + canaryRound - 1) / canaryRound {
+		due = append(due, c.streams[c.next%len(c.streams)])
+		c.next++
+	}
 	c.mu.Lock()
-	was := c.last
-	c.last = err
-	if err == nil {
-		c.good = time.Now()
+	defer c.mu.Unlock()
+	for stream := range c.ill {
+		if stream != "" && !slices.Contains(due, stream) {
+			due = append(due, stream)
+		}
+	}
+	return due
+}
+
+// note remembers what came of a try that began then.
+func (c *canary) note(stream string, began time.Time, err error) {
+	c.mu.Lock()
+	was, ill := c.ill[stream]
+	switch {
+	case err == nil:
+		delete(c.ill, stream)
+	case ill:
+		c.ill[stream] = illness{was.since, err}
+	default:
+		c.ill[stream] = illness{began, err}
 	}
 	c.mu.Unlock()
 	switch {
-	case err != nil && was == nil:
+	case err != nil && !ill:
 		c.log.Warn("the store takes no write, or does not give it back", slog.Any("error", err))
-	case err == nil && was != nil:
-		c.log.Info("the store takes writes again")
+	case err == nil && ill:
+		c.log.Info("the store takes writes again", slog.String("stream", cmp.Or(stream, "KV_"+subjects.BucketWorkers+" and "+subjects.StreamTasks)))
 	}
 }
 
@@ -90,8 +154,11 @@ func clockTeller(b *bus.Bus, log *slog.Logger) func(context.Context) error {
 func (c *canary) Ready() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.good) < canaryLimit {
-		return nil
+	var errs []error
+	for _, stream := range slices.Sorted(maps.Keys(c.ill)) {
+		if i := c.ill[stream]; time.Since(i.since) >= canaryLimit {
+			errs = append(errs, i.err)
+		}
 	}
-	return c.last
+	return errors.Join(errs...)
 }

@@ -139,31 +139,30 @@ func versions(list []bus.ServiceInfo, err error, pages []*varz) finding {
 }
 
 // storage looks at the streams: copies, consumers, room and clocks. To ask for
-// them took so long.
+// them took so long. What err names did not answer, and is not in list.
 func storage(list []bus.StreamFigures, err error, now time.Time, took time.Duration) []finding {
+	const then = "parley serve --provision create  makes what is missing"
 	checks := []string{"copies", "replicas", "consumers", "disk", "clocks"}
-	if err != nil || len(list) == 0 {
+	if len(list) == 0 || errors.Is(err, bus.ErrDenied) {
 		out := make([]finding, len(checks))
 		for i, check := range checks {
-			out[i] = judgeSeen(check, cmp.Or(err, errors.New("there are no streams")), "", "parley serve --provision create  makes what is missing")
+			out[i] = judgeSeen(check, cmp.Or(err, errors.New("there are no streams")), "", then)
 		}
 		return out
 	}
-	return []finding{copies(list), replicas(list), consumers(list, now), disk(list), clocks(list, now, took)}
+	found := []finding{copies(list), replicas(list), consumers(list, now), disk(list), clocks(list, now, took)}
+	if err != nil {
+		found[1] = judge("replicas", err, "", "start the servers that are away; nats server report jetstream")
+		if found[2].OK {
+			found[2] = judge("consumers", err, "", found[1].Then)
+		}
+	}
+	return found
 }
 
 // copies is on how many servers what is acknowledged lies.
 func copies(list []bus.StreamFigures) finding {
-	least, few := &list[0], 0
-	for i := range list {
-		s := &list[i]
-		if s.Replicas < least.Replicas {
-			least = s
-		}
-		if s.Cluster != "" && s.Replicas < enough {
-			few++
-		}
-	}
+	few, least := fewCopies(list)
 	switch {
 	case few > 0:
 		return finding{

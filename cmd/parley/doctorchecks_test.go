@@ -30,6 +30,7 @@ func TestDoctorOfStorage(t *testing.T) {
 		f.Consumers[0] = c
 		return []bus.StreamFigures{f}
 	}
+	silent := errors.New("streams that do not answer: FLEET_RUNS")
 	for _, c := range []struct {
 		name  string
 		got   finding
@@ -73,6 +74,10 @@ func TestDoctorOfStorage(t *testing.T) {
 		{"an old server", serverFinding(bus.Server{Version: "2.11.0", LeastVersion: "2.15.1", APILevel: 4, LeastAPILevel: 4}, nil, 0), "server", false, "at least 2.15.1"},
 		{"an old API", serverFinding(bus.Server{Version: "2.15.2", LeastVersion: "2.15.1", APILevel: 1, LeastAPILevel: 4}, nil, 0), "server", false, "level 4 are needed"},
 		{"no JetStream", serverFinding(bus.Server{}, errors.New("no JetStream"), 0), "server", false, "no JetStream"},
+		{"a stream that does not answer", storage([]bus.StreamFigures{well}, silent, noon, 0)[1], "replicas", false, "do not answer: FLEET_RUNS"},
+		{"nor its consumers", storage([]bus.StreamFigures{well}, silent, noon, 0)[2], "consumers", false, "do not answer: FLEET_RUNS"},
+		{"beside those that do", storage([]bus.StreamFigures{well}, silent, noon, 0)[0], "copies", true, "3 of every record"},
+		{"streams that may not be seen", storage([]bus.StreamFigures{well}, bus.ErrDenied, noon, 0)[2], "consumers", true, "not known"},
 		{"refused", uninvited(fmt.Errorf("connect: %w", bus.ErrDenied), false, false), "access", true, "nobody without credentials"},
 		{"refused by TLS", uninvited(fmt.Errorf("connect: %w", bus.ErrTLS), true, false), "access", true, "nobody without a certificate"},
 		{"TLS that failed", uninvited(fmt.Errorf("connect: %w", bus.ErrTLS), false, false), "access", false, "not known"},

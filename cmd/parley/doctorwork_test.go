@@ -98,7 +98,7 @@ func TestFewCopies(t *testing.T) {
 		t.Skip("a cluster takes seconds")
 	}
 	s := newShell(t, "NATS_URL="+bustest.NewCluster(t, 3, bustest.SyncAlways).URLs())
-	const loud = "UNSAFE: the servers are a cluster, and records have too few copies"
+	const loud = `"about":"copies","found":"the servers are a cluster`
 	serve := []string{"serve", "--http", "off", "--workers", "router"}
 	begin := s.start(t, serve...)
 	begin.stderr.waitFor(t, `"msg":"ready"`)

@@ -19,12 +19,14 @@ type healthChecks struct {
 	workers   []workers.Worker
 	connected func() bool
 	store     func() error    // whether it takes writes, see canary; nil: nobody asks
+	unsafe    func() []string // what is, or not known to be safe; nil: nobody looks
 	stopping  <-chan struct{} // closed when the process drains
 }
 
 // health serves the process's HTTP port: /healthz (this process lives), /readyz
 // (it serves: every worker does, the store takes a write and gives it back, the
-// bus is connected, and it is not draining), and the workers' pages.
+// bus is connected, and it is not draining; it says what is unsafe besides), and
+// the workers' pages.
 type health struct {
 	listener net.Listener
 	checks   healthChecks
@@ -154,7 +156,7 @@ func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 	if h.checks.store != nil {
 		states["store"] = "ok"
 		if err := h.checks.store(); err != nil {
-			states["store"] = err.Error()
+			states["store"] = oneLine(err.Error())
 			notReady("the store takes no writes")
 		}
 	}
@@ -166,7 +168,13 @@ func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 		notReady("draining")
 	default:
 	}
-	answer(w, code, map[string]any{"status": status, "workers": states})
+	body := map[string]any{"status": status, "workers": states}
+	if h.checks.unsafe != nil {
+		if found := h.checks.unsafe(); len(found) > 0 {
+			body["unsafe"] = found
+		}
+	}
+	answer(w, code, body)
 }
 
 func answer(w http.ResponseWriter, code int, body map[string]any) {

@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"time"
-
-	"parley/bus"
-	"parley/subjects"
 )
 
 // monitorTry bounds the look at one monitoring page.
@@ -60,17 +58,13 @@ func readVarz(ctx context.Context, address string) (*varz, error) {
 // pages asks every server whose monitoring page is known, and returns what they
 // say. The error is of those that do not answer.
 func (c *config) pages(ctx context.Context) ([]*varz, error) {
-	var pages []*varz
-	var errs []error
-	for _, address := range c.Monitor {
-		v, err := readVarz(ctx, address)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		pages = append(pages, v)
+	pages, errs := make([]*varz, len(c.Monitor)), make([]error, len(c.Monitor))
+	var all sync.WaitGroup
+	for i, address := range c.Monitor {
+		all.Go(func() { pages[i], errs[i] = readVarz(ctx, address) })
 	}
-	return pages, errors.Join(errs...)
+	all.Wait()
+	return slices.DeleteFunc(pages, func(v *varz) bool { return v == nil }), errors.Join(errs...)
 }
 
 // syncs is an error that names each server which does not sync before it
@@ -85,45 +79,19 @@ func syncs(pages []*varz) error {
 	return errors.Join(errs...)
 }
 
-// checkSync refuses to work on servers that do not keep what --sync says, and
-// says loudly where that cannot be known.
-func (a *app) checkSync(ctx context.Context, log *slog.Logger) error {
+// checkSync refuses to begin on servers that do not keep what --sync says. What
+// cannot be known is said once the workers run, see safety.
+func (a *app) checkSync(ctx context.Context) error {
 	always, _, err := a.conf.sync()
-	switch {
-	case err != nil:
+	if err != nil || !always {
 		return err
-	case !always:
-		log.Warn("UNSAFE: --sync says that servers acknowledge before they flush: a power cut loses what was acknowledged since")
-		return nil
-	case len(a.conf.Monitor) == 0:
-		log.Warn("durability unverified: nobody has looked whether the servers have sync_interval: always; --monitor names their monitoring pages")
-		return nil
 	}
-	pages, unread := a.conf.pages(ctx)
+	pages, _ := a.conf.pages(ctx)
 	if err = syncs(pages); err != nil {
 		return &problem{
 			what: "the servers are not as safe as --sync says", where: err.Error(), exit: exitFailed, err: err,
 			then: "set  sync_interval: always  in the servers' jetstream block, or, to live with the loss, start with --sync 2m",
 		}
 	}
-	if unread != nil {
-		log.Warn("durability unverified: a monitoring page does not answer", slog.Any("error", unread))
-	}
 	return nil
-}
-
-// enough is how many copies outlive the loss of a server, and go on without it.
-const enough = 3
-
-// warnOfCopies says loudly where servers are a cluster, and records lie on too
-// few of them: what is created has one copy, unless somebody asks for more.
-func warnOfCopies(ctx context.Context, b *bus.Bus, log *slog.Logger) {
-	s, err := b.StreamState(ctx, subjects.StreamTasks)
-	switch {
-	case err != nil:
-		log.Warn("durability unverified: the task stream does not say how many copies it has", slog.Any("error", err))
-	case s.Cluster != "" && s.Replicas < enough:
-		log.Warn("UNSAFE: the servers are a cluster, and records have too few copies: while one server is away work stands still, and what was acknowledged is lost with its disk; --replicas 3 copies what is there",
-			slog.Int("copies", s.Replicas))
-	}
 }

@@ -51,7 +51,9 @@ type app struct {
 
 	level slog.LevelVar // of the log of workers
 
-	identities *callout.Identities // of the fleet that this process serves
+	// Of the fleet that this process serves.
+	identities *callout.Identities
+	safety     *safety
 }
 
 // run carries out one command line and returns the exit code.

@@ -37,7 +37,7 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	cfg.SyncAlways, cfg.Open = always, a.conf.open()
 	cfg.Log = log.With(slog.String("component", "bus"))
-	if err := a.checkSync(ctx, log); err != nil {
+	if err := a.checkSync(ctx); err != nil {
 		return err
 	}
 	door, err := openDoor(log)

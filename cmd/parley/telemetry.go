@@ -12,7 +12,7 @@ import (
 // telemetry makes the worker of metrics and traces as the settings say; its
 // page goes to h.
 func (a *app) telemetry(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, error) {
-	cfg := telemetry.Config{Bus: b, Version: semver(), Log: log}
+	cfg := telemetry.Config{Bus: b, Version: semver(), Log: log, Unsafe: a.safety.figures}
 	if a.conf.OTLPEndpoint != "" {
 		headers, err := readPairs("--otlp-headers", a.conf.OTLPHeaders)
 		if err != nil {

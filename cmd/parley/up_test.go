@@ -121,7 +121,10 @@ func TestReadyzTellsWhatIsWrong(t *testing.T) {
 	stopping := make(chan struct{})
 	connected := true
 	var store error
-	h, err := (&app{conf: &config{}}).listenHealth("127.0.0.1:0", healthChecks{connected: func() bool { return connected }, stopping: stopping, store: func() error { return store }})
+	var unsafe []string
+	h, err := (&app{conf: &config{}}).listenHealth("127.0.0.1:0", healthChecks{
+		connected: func() bool { return connected }, stopping: stopping, store: func() error { return store }, unsafe: func() []string { return unsafe },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +134,8 @@ func TestReadyzTellsWhatIsWrong(t *testing.T) {
 		code   int
 		status string
 	}{
-		{func() {}, 200, `"ok"`},
+		{func() {}, 200, `{"status":"ok","workers":{"store":"ok"}}`},
+		{func() { unsafe = []string{"one copy"} }, 200, `{"status":"ok","unsafe":["one copy"],"workers":{"store":"ok"}}`},
 		{func() { store = errors.New("no write") }, 503, `"store":"no write"`},
 		{func() { store, connected = nil, false }, 503, "not connected to NATS"},
 		{func() { close(stopping) }, 503, "draining"},

@@ -140,11 +140,12 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 	if err != nil {
 		return a.notProvisioned(err, room)
 	}
-	warnOfCopies(ctx, b, log)
+	a.safety = &safety{look: a.lookAround(b), log: log.With(slog.String("component", "safety"))}
+	a.safety.again(ctx)
 	canaryLog := log.With(slog.String("component", "canary"))
-	tried := newCanary(clockTeller(b, canaryLog), canaryLog)
+	tried := newCanary(clockTeller(b, canaryLog), b.Commits, canaryLog)
 	tried.sing(ctx) // who begins knows what time it is
-	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done(), store: tried.Ready})
+	h, err := a.listenHealth(a.conf.HTTP, healthChecks{connected: b.Connected, stopping: ctx.Done(), store: tried.Ready, unsafe: a.safety.Unsafe})
 	if err != nil {
 		return err
 	}
@@ -176,8 +177,10 @@ func (a *app) fleet(ctx context.Context, b *bus.Bus, room int64, log *slog.Logge
 		h.checks.workers = all
 		all = append([]workers.Worker{{Name: "http", Run: h.Run}}, all...) // http stops last
 	}
-	all = append([]workers.Worker{{Name: "canary", Run: tried.Run}}, all...)
-	all = append([]workers.Worker{{Name: "identities", Run: a.identities.Run}}, all...)
+	for _, w := range watched {
+		tried.watch(bus.Written(w.Name)...)
+	}
+	all = append([]workers.Worker{{Name: "identities", Run: a.identities.Run}, {Name: "canary", Run: tried.Run}, {Name: "safety", Run: a.safety.Run}}, all...)
 	if a.conf.MetricsLog {
 		all = append(all, workers.Worker{Name: "metrics", Run: func(ctx context.Context) error {
 			return m.log(ctx, log, time.Duration(a.conf.MetricsInterval))

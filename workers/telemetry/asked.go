@@ -26,6 +26,7 @@ type asked struct {
 	// Fixed from the beginning.
 	bus     *bus.Bus
 	version string
+	unsafe  func() map[string]bool
 	log     *slog.Logger
 
 	mu  sync.Mutex // guards what follows; held while asking, so that it is done once
@@ -85,6 +86,13 @@ func (a *asked) ask() []prometheus.Metric {
 	defer cancel()
 	var as answers
 	as.add("parley_build_info", 1, a.version, runtime.Version())
+	for about, is := range a.unsafe() {
+		value := 0.0
+		if is {
+			value = 1
+		}
+		as.add("parley_unsafe", value, about)
+	}
 	var all sync.WaitGroup
 	source := func(name string, ask func() error) {
 		all.Go(func() {
@@ -92,7 +100,7 @@ func (a *asked) ask() []prometheus.Metric {
 			if err := ask(); err != nil {
 				up = 0
 				if !errors.Is(err, bus.ErrNoResponders) {
-					a.log.Warn("no figures for the page of metrics", slog.String("source", name), slog.Any("error", err))
+					a.log.Warn("not all figures for the page of metrics", slog.String("source", name), slog.Any("error", err))
 				}
 			}
 			as.add("parley_source_up", up, name)
@@ -229,11 +237,9 @@ func addAlerts(ctx context.Context, b *bus.Bus, as *answers) error {
 	return nil
 }
 
+// addStreams shows those that answer, where others do not.
 func addStreams(ctx context.Context, b *bus.Bus, as *answers) error {
 	list, err := b.StreamFigures(ctx)
-	if err != nil {
-		return err
-	}
 	for _, s := range list {
 		as.add("parley_stream_messages", float64(s.Msgs), s.Name)
 		as.add("parley_stream_bytes", float64(s.Bytes), s.Name)
@@ -247,5 +253,5 @@ func addStreams(ctx context.Context, b *bus.Bus, as *answers) error {
 			as.add("parley_consumer_unacknowledged", float64(c.Unacked), s.Name, c.Name)
 		}
 	}
-	return nil
+	return err
 }

@@ -30,6 +30,14 @@ const (
 	webhooksFailed    = "failure"
 )
 
+// What something unsafe is about.
+const (
+	UnsafeSync    = "sync"       // servers acknowledge what a power cut takes
+	UnsafeCopies  = "copies"     // the loss of one server takes it, or stops the fleet
+	UnsafeStorage = "storage"    // it is in memory
+	Unverified    = "unverified" // nobody knows
+)
+
 // Metric is one of the page, those of the Go runtime and of the process
 // excepted.
 type Metric struct {
@@ -65,6 +73,8 @@ func (m Metric) Values(label string) []string {
 		return []string{fleet.HealthOK, fleet.HealthDegraded, fleet.HealthTimeout, fleet.HealthError, fleet.HealthUnknown}
 	case "worker":
 		return kinds()
+	case "about":
+		return []string{UnsafeSync, UnsafeCopies, UnsafeStorage, Unverified}
 	case "source":
 		return []string{sourceWorkers, sourceRouter, sourceWebhooks, sourceRegistry, sourceEscalation, sourceJetStream}
 	}
@@ -139,6 +149,7 @@ func Metrics() []Metric {
 		shared("parley_stream_replicas_behind", "Copies of a stream that are behind, or whose server is away.", "stream"),
 		shared("parley_consumer_pending", "Messages that a durable consumer has not been given yet.", "stream", "consumer"),
 		shared("parley_consumer_unacknowledged", "Messages given to a durable consumer and not acknowledged yet.", "stream", "consumer"),
+		shared("parley_unsafe", "Whether something is not as safe as it should be: the sync, copies or storage of what is acknowledged; unverified: not all is known.", "about"),
 		shared("parley_build_info", "The program; the value is 1.", "version", "goversion"),
 	}
 }

@@ -37,12 +37,18 @@ type Config struct {
 	Version string       // of the program, a SemVer
 	OTLP    *OTLP        // where traces go; nil: nowhere
 	Log     *slog.Logger // nil: discarded
+	// Unsafe says of all that is looked at whether it is unsafe, by what it is
+	// about; nil: nobody looks.
+	Unsafe func() map[string]bool
 }
 
 func (c Config) withDefaults() Config {
 	c.Version = cmp.Or(c.Version, "0.0.0")
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Unsafe == nil {
+		c.Unsafe = func() map[string]bool { return nil }
 	}
 	return c
 }
@@ -71,7 +77,7 @@ func New(cfg Config) (*Worker, error) {
 		heard: newHeard(), registry: prometheus.NewRegistry(),
 	}
 	all := []prometheus.Collector{
-		w.heard, &asked{bus: cfg.Bus, version: cfg.Version, log: w.log},
+		w.heard, &asked{bus: cfg.Bus, version: cfg.Version, unsafe: cfg.Unsafe, log: w.log},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	}
 	for _, c := range all {

@@ -164,7 +164,10 @@ func TestGaugesAreAsked(t *testing.T) {
 		Agents: []fleet.AgentCount{{State: fleet.AgentIdle, Tier: "opus", N: 2}},
 		MCP:    []fleet.MCPCount{{Name: "git\xff", Health: "ok", N: 2}},
 	})
-	text := page(t, start(t, telemetry.Config{Bus: b, Version: "1.2.3"}))
+	text := page(t, start(t, telemetry.Config{
+		Bus: b, Version: "1.2.3",
+		Unsafe: func() map[string]bool { return map[string]bool{"copies": true, "sync": false} },
+	}))
 	for _, want := range []string{
 		`parley_tasks{state="queued"} 4`, `parley_tasks{state="working"} 2`, `parley_leases 2`,
 		`parley_queue_depth{class="mcp=\"a\""} 3`, `parley_queue_oldest_seconds{class="mcp=\"a\""} 7.5`,
@@ -174,6 +177,7 @@ func TestGaugesAreAsked(t *testing.T) {
 		`result="success"} 3`, `result="success"} 5`, `result="failure"} 1`,
 		`parley_agents{state="idle",tier="opus"} 2`, `parley_mcp_servers{health="ok",name="git�"} 2`,
 		`parley_stream_messages{stream="FLEET_TASKS"} 0`, `parley_consumer_pending{consumer="routers",stream="FLEET_INBOX"} 0`,
+		`parley_unsafe{about="copies"} 1`, `parley_unsafe{about="sync"} 0`,
 		`parley_build_info{goversion="go1.`, `version="1.2.3"} 1`,
 	} {
 		if !strings.Contains(text, want) {
