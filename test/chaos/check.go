@@ -31,7 +31,7 @@ type findings struct {
 	agents  []rig.Actor
 	sums    map[string]map[string]string // what each server holds, by stream
 	rest    *rest                        // what is held at last; nil where nobody looked
-	strange []string                     // what processes said or did that they never should
+	strange []violation                  // what processes said or did that they never should
 
 	found  []violation
 	counts map[string]int // what was looked at
@@ -71,7 +71,10 @@ func readFindings(dir string) (*findings, error) {
 	if f.agents, err = readCasts(dir); err != nil {
 		return nil, err
 	}
-	if f.rest, err = readRest(dir); err != nil {
+	if f.rest, err = readKept[*rest](dir, restFile); err != nil {
+		return nil, err
+	}
+	if f.sums, err = readKept[map[string]map[string]string](dir, sumsFile); err != nil {
 		return nil, err
 	}
 	for _, s := range dumped {
@@ -142,11 +145,13 @@ func (f *findings) check() []violation {
 	f.checkReplicas()
 	f.checkRest()
 	f.checkHistories()
-	for _, s := range f.strange {
-		f.fault("0 processes", "log", "%s", s)
-	}
+	f.checkGaps()
+	f.checkProcesses()
 	return f.found
 }
+
+// checkProcesses takes in what was seen of processes while they ran.
+func (f *findings) checkProcesses() { f.found = append(f.found, f.strange...) }
 
 // checkTasks is the end-to-end tests' checker: one outcome, no gaps, no two
 // leases, only what was offered counts, attempts as the policy allows.
@@ -218,6 +223,9 @@ func (f *findings) checkOrigin() {
 	for id := range f.records {
 		from := f.records[id][0].Facts.From
 		who, known := owner[id]
+		if known && who != "" {
+			f.counts["senders"]++
+		}
 		switch {
 		case known && who != "" && who != from:
 			f.fault("12 sender", id, "%s dispatched it, the record says %s", who, from)
@@ -254,6 +262,9 @@ func (f *findings) checkKeys() {
 			continue
 		}
 		k := o.Client + " " + o.Key
+		if o.Op == "misuse" && o.end.What != wasInfo {
+			f.counts["keys misused"]++
+		}
 		switch {
 		case o.Op == "misuse" && o.ok():
 			f.fault("13 idempotency", o.end.ID, "the key %s was taken for another payload", k)
@@ -288,6 +299,9 @@ func (f *findings) checkEligible() {
 				continue
 			}
 			f.counts["offers"]++
+			if kind[e.Task] != "" || only[e.Task] != "" {
+				f.counts["offers that ask for somebody"]++
+			}
 			if k := kind[e.Task]; k != "" && k != label[e.Agent] {
 				f.fault("6 eligible", e.Task, "it asks for %s and was offered to %s, which is %s", k, e.Agent, label[e.Agent])
 			}
@@ -302,6 +316,7 @@ func (f *findings) checkEligible() {
 func (f *findings) checkReplicas() {
 	for stream, sums := range f.sums {
 		for n, s := range sums {
+			f.counts["replicas"]++
 			if s != sums[nodeNames[0]] {
 				f.fault("R replicas", stream, "%s holds %s, and %s %s", nodeNames[0], sums[nodeNames[0]], n, s)
 			}

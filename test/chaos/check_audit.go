@@ -108,7 +108,10 @@ func (f *findings) checkAudit() {
 		case "schedule":
 			about = "schedule " + o.Client + "." + o.ID + " create"
 		}
-		if about != "" && o.ok() && !told[about] {
+		if about == "" || !o.ok() {
+			continue
+		}
+		if f.counts["changes that clients were told of"]++; !told[about] {
 			f.fault("11 audit", o.ID, "no line tells of what %s was told is done: %s", o.Client, about)
 		}
 	}
@@ -152,7 +155,7 @@ func (f *findings) auditBlocks() (told, same map[string]bool) {
 			lines[text] = true
 			var l auditLine
 			if err := json.Unmarshal([]byte(text), &l); err != nil {
-				f.fault("11 audit", "line", "%v: %s", err, text)
+				f.fault("11 audit", "line", "it cannot be read: %v: %s", err, text)
 			}
 			told[l.about()] = true
 			if l.Data.Seq == 0 && l.Event != "context_append" { // of the others there are many

@@ -27,6 +27,7 @@ func (f *findings) checkCancels() {
 			canceled[o.ID] = o
 		}
 	}
+	f.counts["cancels"] = len(canceled)
 	works, last := map[string]*rig.Entry{}, int64(0) // by execution: where its agent is
 	down := f.downtime()
 	for _, list := range f.notes {

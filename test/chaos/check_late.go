@@ -60,6 +60,9 @@ func (f *findings) checkLate(id string, r, then *rig.Record, down spans) {
 	if due.Before(r.Stored) { // a dispatch that waited in the inbox, say
 		due = r.Stored
 	}
+	if !then.Stored.Before(due) && !down.meet(due, due.Add(endMost)) {
+		f.counts["what was due with nothing wrong"]++
+	}
 	if then.Stored.Sub(due) <= endMost {
 		return
 	}

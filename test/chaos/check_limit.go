@@ -41,7 +41,11 @@ func (f *findings) checkLimits() {
 		case o.end.What != wasFail:
 		case stored:
 			f.fault("22 limits", o.ID, "it was refused (%s), and is stored", o.end.Code)
-		case long && o.end.Code == "payload_too_large", !long && o.end.Code == "rate_limited":
+		case long && o.end.Code == "payload_too_large":
+			f.counts["dispatches that are too long"]++
+			refused++
+		case !long && o.end.Code == "rate_limited":
+			f.counts["dispatches over a limit"]++
 			refused++
 		case long && o.end.Code == "rate_limited": // the disk is nearly full
 		case !long && (o.end.Code == "session_expired" || o.end.Code == "forbidden"):
@@ -50,7 +54,6 @@ func (f *findings) checkLimits() {
 			f.fault("22 limits", o.ID, "it was refused as %s", o.end.Code)
 		}
 	}
-	f.counts["dispatches over a limit"] += refused
 	if answered > floodsMany && refused == 0 {
 		f.fault("22 limits", "all", "of %d dispatches of bursts none was refused", answered)
 	}

@@ -58,6 +58,9 @@ func (f *findings) checkSessions() {
 	}
 	for _, o := range f.ops {
 		since, deleted := gone[o.ID]
+		if (o.Op == "append" || o.Op == "read") && deleted && o.from > since && o.end.What != wasInfo {
+			f.counts["tries after the end of a session"]++
+		}
 		switch {
 		case o.Op != "append" && o.Op != "read" || !o.ok():
 		case deleted && o.from > since:
@@ -119,6 +122,9 @@ func (f *findings) checkMesh() {
 		f.counts["letters"]++
 		id := o.Client + "." + o.ID
 		state := states[id]
+		if o.To == "nobody" {
+			f.counts["letters to nobody"]++
+		}
 		switch {
 		case !letterEnds[state]:
 			f.fault("14 mesh", id, "it was acknowledged, and is %q", state)
@@ -166,8 +172,11 @@ func (f *findings) checkRuns() {
 		for _, n := range r.Definition.Agents {
 			own := f.records[r.Nodes[n.ID].TaskID]
 			for _, dep := range n.Dependencies {
-				before := f.records.Last(r.Nodes[dep].TaskID)
-				if len(own) > 0 && (!before.Terminal() || own[0].StreamSeq < before.StreamSeq) {
+				if len(own) == 0 {
+					continue
+				}
+				f.counts["nodes after others"]++
+				if before := f.records.Last(r.Nodes[dep].TaskID); !before.Terminal() || own[0].StreamSeq < before.StreamSeq {
 					f.fault("15 runs", id, "%s was begun before %s had ended", n.ID, dep)
 				}
 			}
@@ -186,8 +195,11 @@ func (f *findings) checkRuns() {
 				f.fault("15 runs", o.ID, "it was acknowledged, and is %q", s)
 			}
 		case o.Op == "document" && o.ok():
-			if was, again := documents[o.ID]; again && !bytes.Equal(was, o.end.Body) {
-				f.fault("15 runs", o.ID, "it has two documents")
+			if was, again := documents[o.ID]; again {
+				f.counts["documents read again"]++
+				if !bytes.Equal(was, o.end.Body) {
+					f.fault("15 runs", o.ID, "it has two documents")
+				}
 			}
 			documents[o.ID] = o.end.Body
 		}

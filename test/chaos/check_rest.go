@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 )
 
@@ -63,17 +64,32 @@ func (r *rest) excess() (wrong []violation) {
 	return wrong
 }
 
-// readRest reads what was held at last; nil where a run did not come to rest.
-func readRest(dir string) (*rest, error) {
-	data, err := os.ReadFile(restPath(dir))
+// Files of what is kept for the checker beside journals and streams.
+const (
+	restFile = "rest.json" // what is held at last; absent where a run did not come to rest
+	sumsFile = "sums.json" // what each server holds; absent where nobody looked
+)
+
+// keep writes what is kept in a file.
+func keep(dir, file string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, file), data, 0o600)
+}
+
+// readKept reads it; nothing where there is no file.
+func readKept[T any](dir, file string) (v T, err error) {
+	data, err := os.ReadFile(filepath.Join(dir, file))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return v, nil
 	}
 	if err != nil {
-		return nil, err
+		return v, err
 	}
-	r := &rest{}
-	return r, json.Unmarshal(data, r)
+	err = json.Unmarshal(data, &v)
+	return v, err
 }
 
 // checkRest checks what is held at last.
@@ -81,6 +97,7 @@ func (f *findings) checkRest() {
 	if f.rest == nil {
 		return
 	}
+	f.counts["processes at rest"] = len(f.rest.Processes)
 	for _, h := range f.rest.Processes {
 		f.counts["most files of a process at rest"] = max(f.counts["most files of a process at rest"], h.Files)
 		f.counts["most goroutines of a worker at rest"] = max(f.counts["most goroutines of a worker at rest"], h.Goroutines)

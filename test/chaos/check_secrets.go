@@ -16,11 +16,13 @@ import (
 // hears that it does not exist, or that nobody can say just now.
 func (f *findings) checkSecrets() {
 	sessions, words := map[string][]string{}, map[string][]string{} // by session, by task
+	kept := map[string]bool{}                                       // in the context of a session
 	for _, o := range f.ops {
 		id := cmp.Or(o.end.ID, o.ID)
 		switch o.Op {
 		case "vault":
 			sessions[id] = append(sessions[id], wordOf(o.Key))
+			kept[wordOf(o.Key)] = true
 		case "dispatch", "again":
 			word := wordOf(cmp.Or(o.ID, o.Key))
 			words[id] = append(words[id], word)
@@ -40,6 +42,9 @@ func (f *findings) checkSecrets() {
 			}
 			for _, w := range e.Words {
 				f.counts["secrets offered"]++
+				if kept[w] {
+					f.counts["secrets of sessions offered"]++
+				}
 				if mine, known := words[e.Task]; known && !slices.Contains(mine, w) {
 					f.fault("16 secrets", e.Task, "its offer to %s has %s in it", e.Agent, w)
 				}

@@ -63,7 +63,7 @@ func TestListener(t *testing.T) {
 			for try := 0; s.ended == "" && try < 100; try++ {
 				_ = s.listen(t.Context(), server.URL)
 			}
-			f := traffic(t)
+			f := traffic()
 			f.ops[0].end.Body = s.told()
 			f.checkStreams()
 			if s.task != "s" || s.ended != "completed" || len(f.found) > 0 {

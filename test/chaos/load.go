@@ -27,6 +27,7 @@ type load struct {
 	journal *scribe
 	rate    float64 // plain tasks a second
 	seed    uint64
+	anew    time.Duration // how long after a refusal somebody asks for the next
 
 	stop context.Context //nolint:containedctx // begins nothing more when it ends
 	hard context.Context //nolint:containedctx // gives up what was begun when it ends

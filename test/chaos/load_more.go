@@ -104,7 +104,8 @@ func (l *load) sessions(who string, rng *rand.Rand) {
 		id := opened.Session.ID
 		end(what, line{ID: id, Code: code})
 		if err != nil {
-			return
+			_ = pause(l.stop, l.anew)
+			continue
 		}
 		l.known.add("session", id)
 		life, over := context.WithTimeout(l.stop, time.Duration(8+rng.IntN(8))*time.Second)

@@ -67,13 +67,15 @@ func (l *load) vaults(who string, rng *rand.Rand) {
 		if err == nil {
 			var reply map[string]any
 			err = l.ask(l.hard, who, "session", "append", map[string]any{
-				"session_id": id, "key": name, "entry": map[string]any{"status": "success", "findings": map[string]string{"secret": wordOf(name)}},
+				// Not by a name that makes it look like a secret, which no context may hold.
+				"session_id": id, "key": name, "entry": map[string]any{"status": "success", "findings": map[string]string{"word": wordOf(name)}},
 			}, &reply)
 		}
 		what, code := told(err)
 		end(what, line{ID: id, Key: name, Code: code})
 		if err != nil {
-			return
+			_ = pause(l.stop, l.anew)
+			continue
 		}
 		l.known.add("session", id)
 		for i := range 6 {

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -31,6 +32,7 @@ type settings struct {
 	plant  string
 	only   string
 	lose   string
+	must   []string
 	faults int
 	kinds  int
 	tasks  int
@@ -62,6 +64,7 @@ func main() {
 	flag.IntVar(&s.faults, "faults", 0, "fewer faults than this prove nothing")
 	flag.IntVar(&s.kinds, "kinds", 0, "fewer kinds of faults than this prove nothing; a new seed is one whose plan has them, and some more")
 	flag.IntVar(&s.tasks, "tasks", 0, "fewer tasks than this prove nothing")
+	flag.Func("must", "kinds of faults, comma separated: without each of them it proves nothing", s.mustHave)
 	flag.BoolVar(&s.lazy, "lazy", false, "servers that acknowledge before they flush: shows what is lost then")
 	flag.BoolVar(&s.dry, "plan", false, "print the plan, and do nothing")
 	flag.Parse()
@@ -77,9 +80,32 @@ func main() {
 func exit(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
-		os.Exit(1)
 	}
-	os.Exit(0)
+	os.Exit(exitCode(err))
+}
+
+// How a run ends in which something is violated, or in which too little was looked
+// at. 1 is any other error, and 2 is Go's own.
+const (
+	exitViolated = 3
+	exitLittle   = 4
+)
+
+var (
+	errViolated = errors.New("violations")
+	errLittle   = errors.New("this run proves too little")
+)
+
+func exitCode(err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errViolated):
+		return exitViolated
+	case errors.Is(err, errLittle):
+		return exitLittle
+	}
+	return 1
 }
 
 // say tells how far it is.
@@ -93,6 +119,8 @@ func (s *settings) run(ctx context.Context) (err error) {
 		if readErr != nil {
 			return readErr
 		}
+		from, to := f.span()
+		s.time = to.Sub(from)
 		return s.report(f)
 	}
 	if s.dry {
@@ -137,6 +165,9 @@ func (s *settings) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := s.possible(w); err != nil {
+		return err
+	}
 	s.choose(w)
 	say("seed %d (repeat with %s)", s.seed, s.again())
 	f, err := s.act(ctx, w)
@@ -148,19 +179,15 @@ func (s *settings) run(ctx context.Context) (err error) {
 
 func newSeed() uint64 { return uint64(time.Now().UnixNano()) }
 
-// kindsMore are planned beside those that must happen: a fault that takes its
-// time leaves no time for the next.
-const kindsMore = 2
-
 // choose takes a seed where none was given: one that is good for enough kinds of
-// faults on this machine, if there is one.
+// faults on this machine, and for those that must happen, if there is one.
 func (s *settings) choose(w *world) {
 	if s.seed != 0 {
 		return
 	}
 	s.seed = newSeed()
 	for range 10_000 {
-		if kindsIn(plan(s.seed, s.time, w, s.only)) >= s.kinds+kindsMore || s.kinds == 0 {
+		if s.good(plan(s.seed, s.time, w, s.only)) {
 			return
 		}
 		s.seed++
@@ -264,7 +291,7 @@ func (s *settings) stage(ctx context.Context, w *world, self string) (*stage, er
 	st.n = &nemesis{w: w, c: c, f: st.f, journal: scribes[2], done: map[string]int{}}
 	soft, stop := context.WithCancel(hard)
 	st.stop = stop
-	st.load = &load{f: st.f, nc: c.nc, js: c.js, journal: scribes[0], rate: s.rate, seed: s.seed, stop: soft, hard: hard}
+	st.load = &load{f: st.f, nc: c.nc, js: c.js, journal: scribes[0], rate: s.rate, seed: s.seed, anew: time.Second, stop: soft, hard: hard}
 	return st, nil
 }
 
@@ -320,14 +347,10 @@ func (s *settings) report(f *findings) error {
 	}
 	f.summary()
 	if len(found) > 0 {
-		return fmt.Errorf("%d violations", len(found))
+		return fmt.Errorf("%d %w", len(found), errViolated)
 	}
-	if f.counts["acknowledged dispatches"] == 0 {
-		return errors.New("nothing was acknowledged: this run proves nothing")
-	}
-	if by, faults := f.done(); faults < s.faults || len(by) < s.kinds || f.counts["tasks"] < s.tasks {
-		return fmt.Errorf("%d faults of %d kinds and %d tasks prove too little: at least %d of %d and %d were asked for",
-			faults, len(by), f.counts["tasks"], s.faults, s.kinds, s.tasks)
+	if little := s.little(f); len(little) > 0 {
+		return fmt.Errorf("%w: %s", errLittle, strings.Join(little, "; "))
 	}
 	return nil
 }

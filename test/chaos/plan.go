@@ -25,7 +25,7 @@ const (
 	fullDisk     = "full disk"
 	powerOne     = "power loss of one"
 	powerAll     = "power loss of all"
-	powerPauses  = "power loss of one, and pauses"
+	powerPauses  = "power loss of one and pauses"
 	stepDown     = "leader steps down"
 	rollServers  = "rolling restart of the servers"
 	killWorker   = "kill a worker"
@@ -43,15 +43,17 @@ const (
 	quietQuarter = 4 // one period in so many is quiet
 )
 
-// kinds says how often each is drawn, and what it takes of the machine.
-var kinds = []struct {
+// kind says how often faults of a kind are drawn, and what they take of the machine.
+type kind struct {
 	name    string
 	people  bool // happens beside what happens to the servers
 	weight  int
 	net     bool
 	disk    bool
 	seconds [2]float64 // how long it lasts
-}{
+}
+
+var kinds = []kind{
 	{killLeader, false, 6, false, false, [2]float64{0, 3}},
 	{killServer, false, 3, false, false, [2]float64{0, 3}},
 	{pauseServer, false, 3, false, false, [2]float64{1, 12}},
@@ -93,8 +95,14 @@ const period = 12 * time.Second
 // plan says what happens, and when: the same for the same seed and time. In
 // every period a few kinds are drawn, and each happens as often as it fits; a
 // quarter of the periods are quiet. Keys are replaced in between, whatever is drawn.
+// In a run of some minutes the stream's leader is killed first, and for a period
+// nothing else befalls servers: what follows is what that takes.
 func plan(seed uint64, total time.Duration, w *world, only string) (list []fault) {
 	rng := rand.New(rand.NewPCG(seed, 2))
+	alone := only == "" && total >= someMinutes
+	if alone {
+		list = append(list, fault{at: period / 4, kind: killLeader})
+	}
 	if only == "" || strings.Contains(only, replaceKey) {
 		each := min(total/3, 5*time.Minute)
 		for at := each; each > 0 && at+each <= total; at += each {
@@ -123,7 +131,7 @@ func plan(seed uint64, total time.Duration, w *world, only string) (list []fault
 					lasts: time.Duration((k.seconds[0] + rng.Float64()*(k.seconds[1]-k.seconds[0])) * float64(time.Second)),
 				}
 				possible := (w.nets || !k.net) && (w.disks || !k.disk) && (skew.Possible || k.name != skewWorker && k.name != skewAgents)
-				if possible {
+				if possible && !(alone && at < period && hurtsServers(k.name)) {
 					list = append(list, f)
 				}
 			}

@@ -30,7 +30,7 @@ type process struct {
 	lives   int           // guarded by mu
 	orderly int           // guarded by mu: ends with an error that it told; a supervisor starts it again
 	retired bool          // guarded by mu: nobody does any more
-	strange []string      // guarded by mu: ends that were not our doing
+	strange []violation   // guarded by mu: ends that were not our doing
 	spent   time.Duration // guarded by mu: processor time of the lives that are over
 }
 
@@ -69,7 +69,7 @@ func (p *process) start(w *world) error {
 		if again {
 			p.orderly++
 		} else if !p.doomed {
-			p.strange = append(p.strange, fmt.Sprintf("%s ended by itself (%s)", p.name, c.ProcessState))
+			p.strange = append(p.strange, violation{"0 processes", p.name, fmt.Sprintf("it ended by itself (%s)", c.ProcessState)})
 		}
 		p.mu.Unlock()
 		close(done)
@@ -163,7 +163,7 @@ func (p *process) retire() {
 }
 
 // oddities are the ends that nobody planned.
-func (p *process) oddities() []string {
+func (p *process) oddities() []violation {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.strange

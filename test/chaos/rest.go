@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,8 +38,6 @@ type stored struct {
 	Bytes    uint64 `json:"bytes"`
 }
 
-func restPath(dir string) string { return filepath.Join(dir, "rest.json") }
-
 // restEvery is how often it is looked at until it is little enough.
 const restEvery = time.Second
 
@@ -53,20 +50,12 @@ func (st *stage) awaitRest(ctx context.Context, within time.Duration) error {
 		r, err := st.lookAtRest(ctx)
 		over := pause(ctx, restEvery) != nil
 		if err == nil && (over || len(r.excess()) == 0) {
-			return r.keep(st.w.dir)
+			return keep(st.w.dir, restFile, r)
 		}
 		if over {
 			return fmt.Errorf("what is held at last cannot be told: %w", err)
 		}
 	}
-}
-
-func (r *rest) keep(dir string) error {
-	data, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(restPath(dir), data, 0o600)
 }
 
 func (st *stage) lookAtRest(ctx context.Context) (*rest, error) {

@@ -27,18 +27,18 @@ const (
 
 // settle heals everything, lets clients finish, and waits until nothing is
 // left to be done. What does not come to its end is a violation.
-func (st *stage) settle(ctx context.Context) (strange []string) {
+func (st *stage) settle(ctx context.Context) (strange []violation) {
 	load, quiet := st.patience, quietTime
 	if st.planted {
 		load, quiet = plantedTime, plantedTime
 	}
-	wrong := func(format string, args ...any) {
-		strange = append(strange, fmt.Sprintf(format, args...))
+	wrong := func(invariant, format string, args ...any) {
+		strange = append(strange, violation{invariant, "fleet", fmt.Sprintf(format, args...)})
 		say("WRONG: %s", strange[len(strange)-1])
 	}
 	say("heal")
 	if err := st.n.heal(ctx); err != nil {
-		wrong("it does not heal: %v", err)
+		wrong("23 liveness", "it does not heal: %v", err)
 	}
 	ended := make(chan struct{})
 	go func() { // ends with the load, which abort ends
@@ -51,7 +51,7 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 	case <-ended:
 	case <-ctx.Done():
 	case <-limit.C:
-		wrong("clients are not told the end of what they began within %s", load)
+		wrong("23 liveness", "clients are not told the end of what they began within %s", load)
 		st.abort()
 		<-ended
 	}
@@ -70,15 +70,18 @@ func (st *stage) settle(ctx context.Context) (strange []string) {
 			say("left: %s (%v)", strings.Join(left, "; "), err)
 		}
 		if pause(ctx, 500*time.Millisecond) != nil {
-			wrong("23 liveness: within %s it does not come to rest: %s (%v)", quiet, strings.Join(left, "; "), err)
+			wrong("23 liveness", "within %s it does not come to rest: %s (%v)", quiet, strings.Join(left, "; "), err)
 			break
 		}
 	}
 	if err := st.awaitRest(whole, restTime); err != nil {
-		wrong("25 resources: %v", err)
+		wrong("25 resources", "%v", err)
 	}
-	_, _, mended := st.n.faultsDone()
-	return append(strange, mended...)
+	_, _, broken := st.n.faultsDone()
+	for _, what := range broken {
+		wrong("23 liveness", "a fault was not mended: %s", what)
+	}
+	return strange
 }
 
 // tellCPU says who has spent how much of the processor until now.
@@ -329,24 +332,32 @@ func (st *stage) collect(ctx context.Context) (*findings, error) {
 			}
 		}
 	}
+	if err := keep(st.w.dir, sumsFile, sums); err != nil {
+		return nil, err
+	}
 	f, err := readFindings(st.w.dir)
 	if err != nil {
 		return nil, err
 	}
-	f.sums = sums
 	for _, p := range slices.Concat(st.f.all(), slices.Collect(maps.Values(st.c.nodes))) {
 		f.strange = append(f.strange, p.oddities()...)
 		data, err := os.ReadFile(p.log())
 		if err != nil {
 			return nil, err
 		}
-		for _, bad := range []string{"DATA RACE", "panic: ", "panicked", "fatal error: "} {
-			if at := bytes.Index(data, []byte(bad)); at >= 0 {
-				f.strange = append(f.strange, fmt.Sprintf("%s: %s", p.name, data[at:min(at+1500, len(data))]))
-			}
-		}
+		f.strange = append(f.strange, oddWords(p.name, data)...)
 	}
 	return f, nil
+}
+
+// oddWords is what a process has said that none ever should.
+func oddWords(name string, log []byte) (odd []violation) {
+	for _, bad := range []string{"DATA RACE", "panic: ", "panicked", "fatal error: "} {
+		if at := bytes.Index(log, []byte(bad)); at >= 0 {
+			odd = append(odd, violation{"0 processes", name, string(log[at:min(at+1500, len(log))])})
+		}
+	}
+	return odd
 }
 
 // same reports whether all servers hold the same.
@@ -393,7 +404,7 @@ func (f *findings) summary() {
 		}
 	}
 	say("tasks ended %v; attempts failed %v", ends, codes)
-	f.gaps()
+	f.tellGaps()
 }
 
 // span is from the first dispatch that was asked for to the last one that was
@@ -411,40 +422,4 @@ func (f *findings) span() (from, to time.Time) {
 		}
 	}
 	return from, to
-}
-
-// gaps says how long no dispatch was acknowledged: at all, and after the
-// stream's leader was killed.
-func (f *findings) gaps() {
-	var acks []int64
-	for _, o := range f.ops {
-		if o.Op == "dispatch" && o.ok() {
-			acks = append(acks, o.to)
-		}
-	}
-	slices.Sort(acks)
-	longest := func(from, to int64) (gap time.Duration) {
-		for i := 1; i < len(acks); i++ {
-			if acks[i] >= from && acks[i-1] <= to {
-				gap = max(gap, time.Duration(acks[i]-max(acks[i-1], from)))
-			}
-		}
-		return gap
-	}
-	if len(acks) == 0 {
-		return
-	}
-	var kills []time.Duration
-	last := acks[0] // fault: what is begun after it is a straggler's
-	for _, o := range f.faults {
-		last = max(last, o.from)
-		if o.Op == killLeader {
-			kills = append(kills, longest(o.from, min(o.from+int64(10*time.Second), o.to)).Round(time.Millisecond))
-		}
-	}
-	say("longest time without an acknowledged dispatch: %s", longest(acks[0], last).Round(time.Millisecond))
-	slices.Sort(kills)
-	if n := len(kills); n > 0 {
-		say("after the kill of the stream's leader (%d times): least %s, median %s, most %s", n, kills[0], kills[n/2], kills[n-1])
-	}
 }
