@@ -86,9 +86,9 @@ func (o *Objects) Put(ctx context.Context, name string, r io.Reader) error {
 		over = info.NUID
 	}
 	if over != "" {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTry)
+		later, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTry)
 		defer cancel()
-		_ = o.b.Purge(ctx, o.stream, o.chunks(over)) // where it fails it is stray, see DropStrays
+		_ = o.b.Purge(later, o.stream, o.chunks(over)) // where it fails it is stray, see DropStrays
 	}
 	return wrap("put object "+name, err)
 }

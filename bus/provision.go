@@ -63,8 +63,8 @@ func (b *Bus) Provision(ctx context.Context, p Provisioning) error {
 	}
 	var errs []error
 	made := 0
-	sizes, small := p.sizes()
-	for _, a := range catalogue(p, sizes) {
+	most, small := p.sizes()
+	for _, a := range catalogue(p, most) {
 		created, err := b.provision(ctx, p, a.complete(p))
 		errs = append(errs, err)
 		if created {
@@ -76,7 +76,7 @@ func (b *Bus) Provision(ctx context.Context, p Provisioning) error {
 	}
 	if made > 0 && small {
 		b.log.Warn("the disk has little room: streams are smaller than by default",
-			slog.String("room", mebibytes(p.Room)), slog.String("task_records", mebibytes(sizes.tasks)))
+			slog.String("room", mebibytes(p.Room)), slog.String("task_records", mebibytes(most.tasks)))
 	}
 	return nil
 }

@@ -236,7 +236,7 @@ func (a *app) changeAuth(ctx context.Context, push bool, change func(*auth.Direc
 		return authProblem(err)
 	}
 	defer func() { _ = lock.Close() }() // which frees it
-	for err := tryLock(lock); err != nil; err = tryLock(lock) {
+	for err = tryLock(lock); err != nil; err = tryLock(lock) {
 		if !errors.Is(err, errHeld) {
 			return err
 		}

@@ -18,7 +18,6 @@ var morning = time.Date(2026, 5, 31, 9, 0, 0, 0, time.UTC)
 
 // good is what a short run without faults leaves behind.
 func good() *findings {
-	at := func(s int) int64 { return morning.Add(time.Duration(s) * time.Second).UnixNano() }
 	body := func(v any) []byte {
 		data, err := json.Marshal(v)
 		if err != nil {
@@ -201,7 +200,6 @@ func plantedInFleet() []planting {
 		{"a deadline forgotten after a fault", "came 55s later, with nothing wrong for 15s", func(f *findings) {
 			f.records["late"][1].Stored = morning.Add(115 * time.Second)
 			fault := func(kind string, from, to int) {
-				at := func(s int) int64 { return morning.Add(time.Duration(s) * time.Second).UnixNano() }
 				f.faults = append(f.faults, &op{line: line{Op: kind}, from: at(from), to: at(to)})
 			}
 			fault(killAgents, 0, 100)

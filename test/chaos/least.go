@@ -13,15 +13,15 @@ import (
 // looks at nothing.
 type least struct {
 	count     string // of findings.counts
-	few, many int    // in a run of someMinutes, and in a long one
+	few, many int    // in a run of aWhile, and in a long one
 	kind      string // of fault without which there is nothing to look at
 }
 
 // From how long a run on it must have looked at few of everything, and at many. A
 // short one is for a bug that is planted, or for a look.
 const (
-	someMinutes = 4 * time.Minute
-	longRun     = 30 * time.Minute
+	aWhile  = 4 * time.Minute
+	longRun = 30 * time.Minute
 )
 
 // leasts are far below what is usual, for a machine that has other work, too: five
@@ -117,7 +117,7 @@ func (s *settings) little(f *findings) (little []string) {
 	}
 	for _, l := range leasts {
 		switch {
-		case s.time < someMinutes, l.kind != "" && by[l.kind] == 0:
+		case s.time < aWhile, l.kind != "" && by[l.kind] == 0:
 		case s.time < longRun:
 			want(f.counts[l.count], l.few, l.count)
 		default:

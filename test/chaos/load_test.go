@@ -27,8 +27,8 @@ func desk(t *testing.T, nc *nats.Conn, last int, over func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		asked[verb]++
-		switch n := asked[verb]; {
-		case n == 1:
+		switch n := asked[verb]; n {
+		case 1:
 			_ = m.Respond([]byte(`{"error":{"code":"forbidden","message":"not now"}}`))
 		default:
 			if verb == "create" && n == last {

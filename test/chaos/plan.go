@@ -99,7 +99,7 @@ const period = 12 * time.Second
 // nothing else befalls servers: what follows is what that takes.
 func plan(seed uint64, total time.Duration, w *world, only string) (list []fault) {
 	rng := rand.New(rand.NewPCG(seed, 2))
-	alone := only == "" && total >= someMinutes
+	alone := only == "" && total >= aWhile
 	if alone {
 		list = append(list, fault{at: period / 4, kind: killLeader})
 	}
@@ -131,7 +131,7 @@ func plan(seed uint64, total time.Duration, w *world, only string) (list []fault
 					lasts: time.Duration((k.seconds[0] + rng.Float64()*(k.seconds[1]-k.seconds[0])) * float64(time.Second)),
 				}
 				possible := (w.nets || !k.net) && (w.disks || !k.disk) && (skew.Possible || k.name != skewWorker && k.name != skewAgents)
-				if possible && !(alone && at < period && hurtsServers(k.name)) {
+				if possible && (!alone || at >= period || !hurtsServers(k.name)) {
 					list = append(list, f)
 				}
 			}

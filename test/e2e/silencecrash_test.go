@@ -75,7 +75,7 @@ func silences(ctx context.Context, b *bus.Bus, orphan bool) error {
 	}
 	there, err := list()
 	holds := slices.ContainsFunc(there, func(is fleet.Silence) bool { return is.SilenceID == s.SilenceID && is.Until.Equal(hour.Add(time.Hour)) })
-	if err != nil || !holds || len(there) != 1 && !(orphan && len(there) == 2) {
+	if err != nil || !holds || len(there) != 1 && (!orphan || len(there) != 2) {
 		return fmt.Errorf("the silences are %+v: %w", there, err)
 	}
 	for _, is := range there {

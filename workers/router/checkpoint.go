@@ -71,9 +71,9 @@ func (w *Worker) checkpoint(ctx context.Context, leisurely bool) error {
 			}
 			began = time.Now()
 		})
-		err := errors.Join(out.err, out.w.Flush())
+		failed := errors.Join(out.err, out.w.Flush())
 		crash.Point("amid_checkpoint") // its data is on the way, and nothing says that it is there
-		_ = pipe.CloseWithError(err)
+		_ = pipe.CloseWithError(failed)
 	}()
 	err = w.index.PutOnly(ctx, checkpointName, r)
 	_ = r.CloseWithError(err)

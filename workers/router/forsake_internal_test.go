@@ -53,8 +53,8 @@ func TestForsakenAfterItWasHandedBack(t *testing.T) {
 	if n == nil || n.Kind != fleet.KindReroute || !slices.Equal(need(n).Only, []subjects.AgentID{"b"}) {
 		t.Fatalf("its agent is gone, and the record is %+v", n)
 	}
-	if n, action := forsaken(n, settings{}, now0); n != nil {
-		t.Errorf("once more, and it is %s: %T", n.State, action)
+	if more, then := forsaken(n, settings{}, now0); more != nil {
+		t.Errorf("once more, and it is %s: %T", more.State, then)
 	}
 	e, action = failed(again(`,"on_blocked":"wait"`), failure{code: subjects.CodeMCPUnhealthy}, settings{}, now0)
 	if e.Kind != fleet.KindReroute {

@@ -254,7 +254,7 @@ func (p *pool) answered(c called) {
 	case c.kind == toSeek && c.e != nil && c.e.unknown && !p.doubts.of(c.task): // it was never begun
 		delete(p.open, c.task)
 		p.listen(c.task, nil)
-	case c.e != nil && !(c.kind == toSeek && c.e.unknown):
+	case c.e != nil && (c.kind != toSeek || !c.e.unknown):
 		p.end(c.index, c.task, c.e)
 	case c.err != nil && c.kind == toBegin: // not now
 		delete(p.open, c.task)

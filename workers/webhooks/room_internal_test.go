@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -88,7 +89,7 @@ func TestDeadPushesLeaveRoom(t *testing.T) {
 func TestLostReceiverLeavesRoom(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{404, 503} {
-		t.Run(fmt.Sprint(status), func(t *testing.T) {
+		t.Run(strconv.Itoa(status), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				b := smallOutbox(t)
