@@ -30,12 +30,12 @@ func TestOddEnds(t *testing.T) {
 				p.retire()
 			}
 			<-done
-			said := ""
+			var said strings.Builder
 			for _, v := range p.oddities() {
-				said += v.String()
+				said.WriteString(v.String())
 			}
-			if tt.want == "" && said != "" || !strings.Contains(said, tt.want) {
-				t.Errorf("it says %q, want %q", said, tt.want)
+			if tt.want == "" && said.String() != "" || !strings.Contains(said.String(), tt.want) {
+				t.Errorf("it says %q, want %q", said.String(), tt.want)
 			}
 		})
 	}
