@@ -132,6 +132,36 @@ func TestCopyThatCannotBeMade(t *testing.T) {
 	}
 }
 
+// TestStreamTakenBack: a stream that a cluster takes back once it has said that it
+// is there is made again.
+func TestStreamTakenBack(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("a cluster takes seconds")
+	}
+	s := bustest.NewCluster(t, 3)
+	b, other := s.Connect(t), s.Connect(t)
+	var once sync.Once
+	if _, err := other.Subscribe("$JS.EVENT.ADVISORY.STREAM.CREATED."+subjects.StreamDLQ, "", func(bus.Msg) {
+		once.Do(func() {
+			if _, err := other.Request(t.Context(), "$JS.API.STREAM.DELETE."+subjects.StreamTasks, nil, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Provision(t.Context(), bus.Provisioning{Replicas: 3}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.StreamState(t.Context(), subjects.StreamTasks); err != nil {
+		t.Errorf("it is not there: %v", err)
+	}
+}
+
 func clusterLosesLeader(t *testing.T, s *bustest.Server, b *bus.Bus) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

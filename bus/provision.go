@@ -61,17 +61,15 @@ func (b *Bus) Provision(ctx context.Context, p Provisioning) error {
 	if p.Mode == ProvisionOff {
 		return nil
 	}
-	var errs []error
-	made := 0
 	most, small := p.sizes()
-	for _, a := range catalogue(p, most) {
-		created, err := b.provision(ctx, p, a.complete(p))
-		errs = append(errs, err)
-		if created {
-			made++
-		}
+	assets := catalogue(p, most)
+	made, err := b.provisionAll(ctx, p, assets)
+	// A cluster that is forming may take back what it has said is there: one of its
+	// servers could not make its copy.
+	for more, again := made, 3; err == nil && more > 0 && again > 0 && b.nc.ConnectedClusterName() != ""; again-- {
+		more, err = b.provisionAll(ctx, p, assets)
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return fmt.Errorf("provision: %w", err)
 	}
 	if made > 0 && small {
@@ -176,6 +174,20 @@ func (b *Bus) persist(ctx context.Context, f func(context.Context) error) error 
 			return fmt.Errorf("%w (last: %w)", werr, err)
 		}
 	}
+}
+
+// provisionAll makes all of them what they should be, and says how many were not
+// there.
+func (b *Bus) provisionAll(ctx context.Context, p Provisioning, all []asset) (made int, err error) {
+	var errs []error
+	for _, a := range all {
+		created, failed := b.provision(ctx, p, a.complete(p))
+		errs = append(errs, failed)
+		if created {
+			made++
+		}
+	}
+	return made, errors.Join(errs...)
 }
 
 // provision makes one asset what it should be.

@@ -62,7 +62,7 @@ func (s *seen) dangers() []danger {
 		note(telemetry.UnsafeStorage, s.streams[i].Name+" is in memory: what was acknowledged is lost with its servers")
 	}
 	if s.unanswered != nil {
-		note(telemetry.Unverified, "durability unverified: streams do not say how many copies they have: "+s.unanswered.Error())
+		note(telemetry.Unverified, "copies unverified: streams do not say how many they have: "+s.unanswered.Error())
 	}
 	if s.off {
 		note(telemetry.Unverified, "streams unverified: --provision off: nobody has looked whether they are as they must be; parley doctor does")
