@@ -281,9 +281,8 @@ func (f *testFleet) alertState(ctx context.Context, js jetstream.JetStream) (sta
 		var a struct {
 			State string `json:"state"`
 		}
-		err := json.Unmarshal(m.Data, &a)
-		state = a.State
-		return err
+		defer func() { state = a.State }()
+		return json.Unmarshal(m.Data, &a)
 	})
 	return state, err
 }
