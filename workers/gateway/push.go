@@ -348,6 +348,14 @@ func (p *pusher) told(ctx context.Context, key string, k kept, last *fleet.Event
 // drop removes the configs of a task whose records are gone, as all replicas do.
 func (p *pusher) drop(ctx context.Context, configs map[string]kept) error {
 	for key, k := range configs {
+		ended := k
+		ended.Done = true // so that onEntry does not count it too
+		p.mu.Lock()
+		if p.configs[k.TaskID][key].rev <= k.rev {
+			delete(p.configs[k.TaskID], key)
+			p.learn(key, ended)
+		}
+		p.mu.Unlock()
 		err := p.kv.DeleteRevision(ctx, key, k.rev)
 		if err != nil && !errors.Is(err, bus.ErrConflict) {
 			return err

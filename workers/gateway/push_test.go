@@ -380,7 +380,12 @@ func fill(t *testing.T, b *bus.Bus, left int) {
 // is said, whether the records of their tasks went first or their time was over.
 func TestPushConfigsLost(t *testing.T) {
 	t.Parallel()
-	for name, left := range map[string]*fleet.Event{"records gone": nil, "time over": {}} {
+	for name, tt := range map[string]struct {
+		left *fleet.Event // of the records
+		wait time.Duration
+	}{
+		"records gone": {}, "time over": {left: &fleet.Event{}}, "records gone as the time is over": {wait: time.Hour - 30*time.Second},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -396,7 +401,8 @@ func TestPushConfigsLost(t *testing.T) {
 				if err := w.push.remove(t.Context(), anonymous, "t1", "deleted"); err != nil {
 					t.Fatal(err)
 				}
-				now.Store(left) // the end is never read
+				<-time.After(tt.wait)
+				now.Store(tt.left) // the end is never read
 				w.push.mark("t1", 0)
 				<-time.After(2 * time.Hour)
 				if got := log.with("nobody was told"); len(got) != 1 || !strings.Contains(got[0], "configs=2") {

@@ -13,19 +13,26 @@ func (x *index) dead(e *entry) bool {
 	return e.state.State == fleet.DeliveryDead && e.state.Schedule == fleet.SchedulePush && x.entries[e.id] == e
 }
 
-// spare takes at most limit push notifications off the list of those that died, the
-// oldest first, but none that did so after before.
-func (x *index) spare(before time.Time, limit int) (list []*entry) {
-	for len(x.died) > 0 && len(list) < limit {
-		e := x.died[0]
-		dead := x.dead(e)
-		if dead && e.state.Updated.After(before) {
-			break
-		}
+// trim drops from the list of those that died the oldest ones that are not known
+// any more.
+func (x *index) trim() {
+	for len(x.died) > 0 && !x.dead(x.died[0]) {
 		x.died = x.died[1:]
-		if dead {
-			list = append(list, e)
+	}
+}
+
+// spare are at most limit of the push notifications that died, the oldest first,
+// but none that did so after before. They are so until they are forgotten.
+func (x *index) spare(before time.Time, limit int) (list []*entry) {
+	x.trim()
+	for _, e := range x.died {
+		switch {
+		case !x.dead(e):
+			continue
+		case len(list) == limit, e.state.Updated.After(before):
+			return list
 		}
+		list = append(list, e)
 	}
 	return list
 }
@@ -33,9 +40,7 @@ func (x *index) spare(before time.Time, limit int) (list []*entry) {
 // surplus are those of the push notifications that died at one receiver which come
 // before its latest ones.
 func (x *index) surplus(latest int) (list []*entry) {
-	for len(x.died) > 0 && !x.dead(x.died[0]) {
-		x.died = x.died[1:]
-	}
+	x.trim()
 	of := make(map[string]int)
 	for _, e := range slices.Backward(x.died) {
 		if !x.dead(e) {
