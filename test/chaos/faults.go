@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -21,7 +22,8 @@ type nemesis struct {
 	c       *cluster
 	f       *fleet
 	journal *scribe
-	step    int // of the keys that sign calls
+	step    int      // of the keys that sign calls
+	must    []string // kinds of faults without which a run proves nothing
 
 	mu    sync.Mutex
 	done  map[string]int // guarded by mu; by kind
@@ -43,7 +45,7 @@ func (n *nemesis) run(ctx context.Context, list []fault) {
 					continue
 				}
 				late := time.Since(begin) - f.at
-				if late > period/2 && f.kind != replaceKey || pause(ctx, -late) != nil {
+				if n.tooLate(f, late) || pause(ctx, -late) != nil {
 					continue // the one before it took its time
 				}
 				n.one(ctx, f)
@@ -51,6 +53,15 @@ func (n *nemesis) run(ctx context.Context, list []fault) {
 		})
 	}
 	wg.Wait()
+}
+
+// tooLate reports whether a fault is not done since the one before it took its time.
+// What must happen does so once, however late.
+func (n *nemesis) tooLate(f fault, late time.Duration) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	owed := f.kind == replaceKey || n.done[f.kind] == 0 && slices.Contains(n.must, f.kind)
+	return late > period/2 && !owed
 }
 
 // one does one fault and mends what it broke, also when ctx ends meanwhile.

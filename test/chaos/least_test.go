@@ -220,3 +220,26 @@ func TestLeaderFirst(t *testing.T) {
 		}
 	}
 }
+
+// TestTooLate: a fault whose time has passed is left out, unless it must happen and
+// has not yet.
+func TestTooLate(t *testing.T) {
+	t.Parallel()
+	n := &nemesis{must: []string{powerOne, powerAll}, done: map[string]int{powerAll: 1}}
+	for _, tt := range []struct {
+		kind string
+		late time.Duration
+		want bool
+	}{
+		{killServer, period / 2, false},
+		{killServer, period, true},
+		{powerOne, period, false},
+		{powerAll, period, true},
+		{powerAll, 0, false},
+		{replaceKey, time.Hour, false},
+	} {
+		if got := n.tooLate(fault{kind: tt.kind}, tt.late); got != tt.want {
+			t.Errorf("%s late by %s: left out %t, want %t", tt.kind, tt.late, got, tt.want)
+		}
+	}
+}
