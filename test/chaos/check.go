@@ -25,6 +25,7 @@ type findings struct {
 	calls   []line // of people
 	said    []*op  // by them
 	faults  []*op
+	away    spans // when the machine had no time for us
 	records rig.History
 	notes   [][]rig.Entry // of the agents
 	dumps   map[string][]message
@@ -61,6 +62,9 @@ func readFindings(dir string) (*findings, error) {
 		return nil, err
 	}
 	f.faults = operations(done)
+	if f.away, err = readKept[spans](dir, machineFile); err != nil {
+		return nil, err
+	}
 	paths, err := filepath.Glob(filepath.Join(dir, "*.journal"))
 	if err != nil {
 		return nil, err

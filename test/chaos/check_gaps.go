@@ -49,11 +49,11 @@ func afterKill(acks []int64, o *op) gap {
 }
 
 // checkGaps checks that dispatches are acknowledged again soon after the stream's
-// leader was killed, where nothing else was wrong with servers or links. What
-// becomes of a worker is no excuse: there are three routers, and a door without.
+// leader was killed, where nothing else was wrong with servers, links or the machine.
+// What becomes of a worker is no excuse: there are three routers, and a door without.
 func (f *findings) checkGaps() {
 	acks := f.acked()
-	var down spans // of all, each kill among them
+	down := append(spans(nil), f.away...) // and of all faults, each kill among them
 	for _, o := range f.faults {
 		if hurtsServers(o.Op) {
 			down = append(down, [2]int64{o.from, o.to})

@@ -81,6 +81,10 @@ func TestCheckerExcusesGaps(t *testing.T) {
 			planFault(f, pauseServer, 20, 20)
 			f.faults[1].to = math.MaxInt64
 		}},
+		"a machine that is away meanwhile": {0, func(f *findings) {
+			silent(f, 101, 130)
+			f.away = spans{{at(108), at(109)}}
+		}},
 		"a dispatch that nobody repeats": {1, func(f *findings) {
 			silent(f, 101, 130)
 			last := f.ops[len(f.ops)-1]

@@ -74,6 +74,9 @@ func (f *findings) checkSilent() {
 		}
 		agents := strings.Replace(o.ID, "cast", "agent", 1) + "-"
 		from := o.from + int64(silentMost)
+		if f.away.meet(time.Unix(0, o.from).Add(-silentExcuse), time.Unix(0, o.to)) {
+			continue
+		}
 		others := slices.DeleteFunc(slices.Clone(f.faults), func(x *op) bool { return x.Op == quietKind || x.Op == muteAgents })
 		if o.to <= from || slices.ContainsFunc(others, func(x *op) bool {
 			return x.from < o.to && min(x.to, math.MaxInt64-int64(silentExcuse))+int64(silentExcuse) > o.from

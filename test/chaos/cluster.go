@@ -145,7 +145,7 @@ func (c *cluster) start(ctx context.Context) error {
 
 // awaitNode waits until a server says that it is well.
 func (c *cluster) awaitNode(ctx context.Context, n string, within time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := c.w.machine.patient(ctx, within)
 	defer cancel()
 	page := fmt.Sprintf("http://%s:%d/healthz", c.w.ip(n), c.ports[n][2])
 	var last error
@@ -261,7 +261,7 @@ func (c *cluster) makeCanary(ctx context.Context) error {
 
 // awaitCanary waits until a write is acknowledged and read again.
 func (c *cluster) awaitCanary(ctx context.Context, within time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := c.w.machine.patient(ctx, within)
 	defer cancel()
 	var last error
 	for {

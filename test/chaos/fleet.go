@@ -158,7 +158,7 @@ func (f *fleet) start(ctx context.Context) error {
 
 // awaitReady waits until every worker says that it serves.
 func (f *fleet) awaitReady(ctx context.Context, within time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := f.w.machine.patient(ctx, within)
 	defer cancel()
 	for name, page := range f.pages {
 		for {

@@ -210,7 +210,14 @@ func (s *settings) again() string {
 }
 
 // act lets everything happen, and reads what it left behind.
-func (s *settings) act(ctx context.Context, w *world) (*findings, error) {
+func (s *settings) act(ctx context.Context, w *world) (f *findings, err error) {
+	watched := make(chan error, 1)
+	watch, end := context.WithCancel(ctx)
+	go func() { watched <- w.machine.watch(watch, w.dir) }()
+	defer func() {
+		end()
+		err = errors.Join(err, <-watched)
+	}()
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -225,17 +232,16 @@ func (s *settings) act(ctx context.Context, w *world) (*findings, error) {
 	st.load.start()
 	say("%d servers, %d processes of workers, %d agents; %.0f tasks a second and other work", len(nodeNames), len(st.f.workers), len(st.f.agents), s.rate)
 	list := plan(s.seed, s.time, w, s.only)
-	play, end := context.WithTimeout(ctx, s.time)
+	play, stop := context.WithTimeout(ctx, s.time)
 	st.n.run(play, list)
 	<-play.Done() // what is left of the time is quiet
-	end()
+	stop()
 	st.stop()
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
 	strange := st.settle(ctx)
-	f, err := st.collect(ctx)
-	if err != nil {
+	if f, err = st.collect(ctx); err != nil {
 		return nil, err
 	}
 	f.strange = append(f.strange, strange...)
@@ -350,6 +356,9 @@ func (s *settings) report(f *findings) error {
 		return fmt.Errorf("%d %w", len(found), errViolated)
 	}
 	if little := s.little(f); len(little) > 0 {
+		if away, of := f.absent(); away > of/4 {
+			little = append(little, fmt.Sprintf("others had the machine for %s of %s", away.Round(time.Second), of.Round(time.Second)))
+		}
 		return fmt.Errorf("%w: %s", errLittle, strings.Join(little, "; "))
 	}
 	return nil

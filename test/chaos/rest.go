@@ -44,7 +44,7 @@ const restEvery = time.Second
 // awaitRest waits until no more is held than should be, or until time is over,
 // and keeps what there was at last for the checker.
 func (st *stage) awaitRest(ctx context.Context, within time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := st.w.machine.patient(ctx, within)
 	defer cancel()
 	for {
 		r, err := st.lookAtRest(ctx)

@@ -45,20 +45,22 @@ func (st *stage) settle(ctx context.Context) (strange []violation) {
 		st.load.wg.Wait()
 		close(ended)
 	}()
-	limit := time.NewTimer(load)
-	defer limit.Stop()
+	limit, cancel := st.w.machine.patient(ctx, load)
+	defer cancel()
 	select {
 	case <-ended:
 	case <-ctx.Done():
-	case <-limit.C:
-		wrong("23 liveness", "clients are not told the end of what they began within %s", load)
-		st.abort()
-		<-ended
+	case <-limit.Done():
+		if ctx.Err() == nil {
+			wrong("23 liveness", "clients are not told the end of what they began within %s", load)
+			st.abort()
+			<-ended
+		}
 	}
 	st.tellCPU()
 	say("drain")
 	whole := ctx
-	ctx, cancel := context.WithTimeout(ctx, quiet)
+	ctx, cancel = st.w.machine.patient(ctx, quiet)
 	defer cancel()
 	d := &drain{c: st.c, next: map[string]uint64{}, states: map[string]string{}, owed: map[string]uint64{}}
 	for n := 0; ; n++ {
@@ -335,6 +337,9 @@ func (st *stage) collect(ctx context.Context) (*findings, error) {
 	if err := keep(st.w.dir, sumsFile, sums); err != nil {
 		return nil, err
 	}
+	if err := st.w.machine.keep(st.w.dir); err != nil {
+		return nil, err
+	}
 	f, err := readFindings(st.w.dir)
 	if err != nil {
 		return nil, err
@@ -390,6 +395,9 @@ func (f *findings) summary() {
 		all, len(by), f.counts["tasks"], f.counts["acknowledged dispatches"], float64(f.counts["tasks"])/max(to.Sub(from).Seconds(), 1), len(f.found))
 	for _, k := range slices.Sorted(maps.Keys(by)) {
 		fmt.Fprintf(os.Stdout, "  %4d  %s\n", by[k], k)
+	}
+	if away, _ := f.absent(); away > 0 {
+		say("the machine was away for %s of that; whoever is late then is not called so", away.Round(time.Second))
 	}
 	say("looked at:")
 	for _, k := range slices.Sorted(maps.Keys(f.counts)) {

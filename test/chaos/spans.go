@@ -20,25 +20,36 @@ const (
 	slow       = time.Second
 )
 
-// downtime is when faults of all kinds but some were at work, and when clients
-// had to wait; those who take whatever they are told do not.
+// downtime is when faults of all kinds but some were at work, when the machine was
+// away, and when clients had to wait; those who take whatever they are told do not.
 func (f *findings) downtime(but ...string) (down spans) {
 	for _, o := range f.faults {
 		if o.Op != quietKind && !slices.Contains(but, o.Op) {
 			down = append(down, [2]int64{o.from, min(o.to, math.MaxInt64-int64(afterFault)) + int64(afterFault)})
 		}
 	}
+	for _, d := range f.away {
+		down = append(down, [2]int64{d[0], d[1] + int64(afterFault)})
+	}
 	return append(down, f.outages()...).inOrder()
 }
 
-// outages is when clients had to wait.
+// outages is when clients had to wait, or the machine was away.
 func (f *findings) outages() (down spans) {
+	down = append(down, f.away...)
 	for _, o := range f.ops {
 		if o.to-o.from > int64(slow) && o.Text != flooded && slices.Contains([]string{"dispatch", "append", "run", "letter"}, o.Op) {
 			down = append(down, [2]int64{o.from, o.to})
 		}
 	}
 	return down.inOrder()
+}
+
+// absent is for how long in all the machine was away, and of how long.
+func (f *findings) absent() (away, of time.Duration) {
+	from, to := f.span()
+	of = to.Sub(from)
+	return of - f.away.calm(from, to), of
 }
 
 // inOrder orders spans by when they begin.

@@ -28,13 +28,14 @@ var nodeNames = []string{"n1", "n2", "n3"}
 // world is the machine as the processes see it: where root allows, every place
 // has a network of its own, and every server a disk of its own.
 type world struct {
-	dir    string
-	id     string // of networks: short, this run's alone
-	nets   bool   // places have networks of their own
-	disks  bool   // servers have disks of their own
-	subnet string
-	undo   []func() error // last to first
-	why    []string       // what the machine refuses, and why
+	dir     string
+	id      string // of networks: short, this run's alone
+	nets    bool   // places have networks of their own
+	disks   bool   // servers have disks of their own
+	subnet  string
+	undo    []func() error // last to first
+	machine machine
+	why     []string // what the machine refuses, and why
 }
 
 // hosts are the last numbers of the places' addresses.
