@@ -74,10 +74,13 @@ func subjectsPage() string {
 		{subjects.HeaderKind, "what a record says has happened"},
 		{subjects.HeaderWriteID, "which write a record is"},
 		{subjects.HeaderWriter, "the worker that wrote a record"},
+		{subjects.HeaderLevel, "the level of escalation, on a record that is one"},
+		{subjects.HeaderTask, "the task whose result it brings"},
 		{subjects.HeaderAgent, "who sends; the subject proves it"},
 		{subjects.HeaderSession, "the session it belongs to"},
 		{subjects.HeaderTimestamp, "the time that the signature covers"},
-		{subjects.HeaderSignature, "the signature over agent, session and timestamp"},
+		{subjects.HeaderNonce, "what makes a signed message unlike every other"},
+		{subjects.HeaderSignature, "the signature over agent, session, timestamp, nonce, subject and the payload's hash"},
 	} {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", h[0], h[1])
 	}

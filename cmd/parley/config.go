@@ -75,8 +75,8 @@ type config struct {
 	A2AURL        string   `envconfig:"PARLEY_A2A_URL" json:"a2a_url" flag:"a2a-url" desc:"where A2A clients reach the gateway, for its cards; as each request says when empty"`
 	A2ANATS       string   `envconfig:"PARLEY_A2A_NATS_URL" json:"a2a_nats_url" flag:"a2a-nats-url" desc:"where A2A clients reach NATS, for the gateway's cards; parley up knows its own; without it cards do not name the NATS binding"`
 	A2AName       string   `envconfig:"PARLEY_A2A_NAME" json:"a2a_name" flag:"a2a-name" desc:"name of the fleet in its A2A card"`
-	A2ATokens     string   `envconfig:"PARLEY_A2A_TOKENS" json:"a2a_tokens" flag:"a2a-tokens" desc:"file with a line 'caller token' for each A2A caller; the token is a bearer token or API key"`
-	A2AIssuer     string   `envconfig:"PARLEY_A2A_ISSUER" json:"a2a_issuer" flag:"a2a-issuer" desc:"OpenID provider whose tokens say who calls"`
+	A2ATokens     string   `envconfig:"PARLEY_A2A_TOKENS" json:"a2a_tokens" flag:"a2a-tokens" desc:"file with a line 'caller token' for each A2A caller; the token is a bearer token or API key, of 16 characters or more"`
+	A2AIssuer     string   `envconfig:"PARLEY_A2A_ISSUER" json:"a2a_issuer" flag:"a2a-issuer" desc:"OpenID provider whose tokens say who calls; with --a2a-audience"`
 	A2AAud        string   `envconfig:"PARLEY_A2A_AUDIENCE" json:"a2a_audience" flag:"a2a-audience" desc:"audience that those tokens must be for"`
 	A2AOpen       bool     `envconfig:"PARLEY_A2A_OPEN" json:"a2a_open" flag:"a2a-open" desc:"let everybody who reaches the HTTP port use the fleet, also from other machines"`
 	A2AOrigin     []string `envconfig:"PARLEY_A2A_ORIGINS" json:"a2a_origins" flag:"a2a-origins" desc:"web origins whose pages may call (CORS), comma separated"`

@@ -79,6 +79,9 @@ func (a *app) gatewayAuth(address, what string, b *bus.Bus, log *slog.Logger) (g
 		return gateway.Auth{}, usage("--http %s can be reached from other machines, and %s would ask nobody who they are", address, what).
 			next("give --a2a-tokens, --a2a-issuer or --http-client-ca; or --a2a-open; or leave gateway and a2e out of --workers")
 	}
+	if c.A2AIssuer != "" && c.A2AAud == "" {
+		return gateway.Auth{}, usage("--a2a-issuer needs --a2a-audience: a token that is meant for somebody else is none for the fleet")
+	}
 	notes := workers.NewNotes(b, log)
 	refused := func(ctx context.Context, address, why string) {
 		notes.Refuse(ctx, "", access.Unknown, handshake.EventAuthRefused, workers.Refusal{

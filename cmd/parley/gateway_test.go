@@ -48,3 +48,23 @@ func TestGatewayAsksWhoCallsFromOutside(t *testing.T) {
 	s := newShell(t)
 	s.run(t, "up", "--port", "-1", "--http", "0.0.0.0:0", "--sync=1m").check(t, exitUsage, "", "--a2a-tokens")
 }
+
+// TestIssuerNeedsAudience: a provider's tokens are refused, all of them, where nobody
+// says whom they must be for; so that is said at the start.
+func TestIssuerNeedsAudience(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ issuer, audience, want string }{
+		"both":           {"https://id.example", "fleet", ""},
+		"issuer alone":   {"https://id.example", "", "--a2a-audience"},
+		"audience alone": {"", "fleet", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := &app{conf: &config{A2AIssuer: tt.issuer, A2AAud: tt.audience}}
+			_, err := a.gatewayAuth("127.0.0.1:0", "A2A", &bus.Bus{}, slog.New(slog.DiscardHandler))
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}

@@ -150,8 +150,9 @@ func TestVariablesAreNamed(t *testing.T) {
 	}
 	slices.Sort(want)
 	want = slices.Compact(want)
+	const leafs = "NATS_EDGE1_SEED" // the cluster's servers do not have it
 	for path, set := range map[string]*regexp.Regexp{
-		"../../deploy/systemd/nats.env":       regexp.MustCompile(`(?m)^(NATS_[A-Z0-9_]+)=`),
+		"../../deploy/systemd/nats.env":       regexp.MustCompile(`(?m)^#(NATS_[A-Z0-9_]+)=$`), // one that is set and empty is a password
 		"../../deploy/container/compose.yaml": regexp.MustCompile(`(?m)^    (NATS_[A-Z0-9_]+): `),
 	} {
 		var got []string
@@ -159,6 +160,7 @@ func TestVariablesAreNamed(t *testing.T) {
 			got = append(got, m[1])
 		}
 		slices.Sort(got)
+		got = slices.DeleteFunc(got, func(name string) bool { return name == leafs })
 		if !slices.Equal(got, want) {
 			t.Errorf("%s sets %q, the configurations ask for %q", path, got, want)
 		}

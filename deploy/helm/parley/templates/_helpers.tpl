@@ -106,6 +106,7 @@ securityContext:
 - {name: PARLEY_A2A_TOKENS, value: /etc/parley/doors/tokens}
 {{- end }}
 {{- if $d.issuer }}
+{{- if not $d.audience }}{{ fail "doors.issuer needs doors.audience: a token for somebody else is none for the fleet" }}{{ end }}
 - {name: PARLEY_A2A_ISSUER, value: {{ $d.issuer | quote }}}
 {{- end }}
 {{- if $d.audience }}
