@@ -33,10 +33,15 @@ type load struct {
 	hard context.Context //nolint:containedctx // gives up what was begun when it ends
 	wg   sync.WaitGroup
 
+	waits chan struct{} // of calls that wait for a task: at most so many at a time
 	known things
 	since time.Time
 	begun atomic.Int64 // tasks
 }
+
+// waitsMost bounds the calls that wait for a task's end. Where many tasks are behind,
+// those who wait for each of them would keep the fleet from doing any.
+const waitsMost = 200
 
 // start begins all kinds of work.
 func (l *load) start() {
@@ -327,7 +332,9 @@ func (l *load) await(who, id string) {
 	end := l.journal.begin(line{Client: who, Op: "wait", ID: id})
 	for {
 		var v rig.View
+		l.waits <- struct{}{}
 		err := l.ask(l.hard, who, "task", "wait", map[string]any{"task_id": id, "timeout_seconds": 4}, &v)
+		<-l.waits
 		if err != nil || terminal(v.State) {
 			what, code := told(err)
 			end(what, line{State: v.State, Code: code})

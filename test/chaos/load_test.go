@@ -68,7 +68,7 @@ func TestBeginsAgain(t *testing.T) {
 			}
 			stop, over := context.WithCancel(t.Context())
 			desk(t, nc, tt.last, over)
-			tt.give(&load{nc: nc, journal: journal, stop: stop, hard: t.Context(), anew: 1})
+			tt.give(&load{nc: nc, journal: journal, stop: stop, hard: t.Context(), anew: 1, waits: make(chan struct{}, waitsMost)})
 			lines, err := readLines(path)
 			if err != nil {
 				t.Fatal(err)

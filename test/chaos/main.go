@@ -297,7 +297,7 @@ func (s *settings) stage(ctx context.Context, w *world, self string) (*stage, er
 	st.n = &nemesis{w: w, c: c, f: st.f, journal: scribes[2], must: s.must, done: map[string]int{}}
 	soft, stop := context.WithCancel(hard)
 	st.stop = stop
-	st.load = &load{f: st.f, nc: c.nc, js: c.js, journal: scribes[0], rate: s.rate, seed: s.seed, anew: time.Second, stop: soft, hard: hard}
+	st.load = &load{f: st.f, nc: c.nc, js: c.js, journal: scribes[0], rate: s.rate, seed: s.seed, anew: time.Second, waits: make(chan struct{}, waitsMost), stop: soft, hard: hard}
 	return st, nil
 }
 

@@ -27,8 +27,8 @@ type core struct {
 	classes  map[string]*class // by key
 	byNum    []*class          // 0 unused
 	freeNum  []uint32
-	waiting  map[*class]struct{} // owned, with tasks in their queues
-	unserved map[*class]struct{} // of those, not in waiting: nobody serves them at generation
+	waiting  classSet // owned, with tasks in their queues
+	unserved classSet // of those, not in waiting: nobody serves them at generation
 	hot      map[slot]*hot
 	hotIdle  int                         // queued ones among hot
 	sessions map[slot]subjects.SessionID // of queued tasks that have one
@@ -126,7 +126,7 @@ func newCore(self subjects.InstanceID, maxQueued, maxHot, remember int) *core {
 		maxQueued: maxQueued, maxHot: maxHot,
 		x: newIndex(), fleet: NewFleet(), ring: workers.NewRing(self), recent: newRecent(remember),
 		classes: make(map[string]*class), byNum: []*class{nil},
-		waiting: make(map[*class]struct{}), unserved: make(map[*class]struct{}), hot: make(map[slot]*hot),
+		waiting: newClassSet(), unserved: newClassSet(), hot: make(map[slot]*hot),
 		sessions: make(map[slot]subjects.SessionID),
 		waiters:  make(map[subjects.TaskID][]chan struct{}),
 		denied:   make(map[instanceKey]map[subjects.TaskID]time.Time),

@@ -44,10 +44,8 @@ func (w *Worker) onDrive(e bus.Entry) {
 
 // feedAll gives every instance of agent something to do.
 func (c *core) feedAll(agent subjects.AgentID, now time.Time) {
-	for in := range c.fleet.All() {
-		if in.Agent == agent {
-			c.feed(in, now)
-		}
+	for in := range c.fleet.Of(agent) {
+		c.feed(in, now)
 	}
 }
 
@@ -66,8 +64,16 @@ func (c *core) cool(agent subjects.AgentID, until time.Time) {
 // own capacity best.
 func (c *core) busy(in *Instance, until time.Time) {
 	c.fleet.Busy(in, until)
-	if at := c.warmAt[in.Agent]; at.IsZero() || until.Before(at) {
-		c.warmAt[in.Agent] = until
+	c.warmBy(in.Agent, until)
+}
+
+// missed leaves an instance alone that did not answer an offer in time.
+func (c *core) missed(in *Instance) { c.warmBy(in.Agent, c.fleet.Missed(in)) }
+
+// warmBy has agent fed at a time at the latest.
+func (c *core) warmBy(agent subjects.AgentID, until time.Time) {
+	if at := c.warmAt[agent]; at.IsZero() || until.Before(at) {
+		c.warmAt[agent] = until
 	}
 }
 

@@ -63,7 +63,7 @@ func (c *core) tell(t *fleet.TaskFigures, now time.Time) {
 			t.Leases++
 		}
 	}
-	deepest := make([]*class, 0, len(c.waiting))
+	var deepest []*class
 	for _, cl := range c.classes {
 		if cl.queued > 0 {
 			deepest = append(deepest, cl)

@@ -10,9 +10,13 @@ import (
 	"parley/subjects/fleet"
 )
 
-// denyFor is how long an agent may hold what the record denies before it is
-// told to drop it: an acceptance may be on its way into the record.
-const denyFor = 5 * time.Second
+// How long an agent may hold what the record denies before it is told to drop it:
+// it may not have heard yet. What it may just have accepted is left to it for as
+// long as that may be on its way into the record, at another router too.
+const (
+	denyFor     = 5 * time.Second
+	acceptedFor = offerTimeout + writeTimeout
+)
 
 // What is absent is believed only after one lease of listening: at least
 // minListen, at most maxListen, however slow a heartbeat is announced. A router
@@ -136,13 +140,24 @@ func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 			since = now
 		}
 		denied[held.TaskID] = since
-		if now.Sub(since) >= denyFor && c.ring.Owns(string(held.TaskID)) {
+		if now.Sub(since) >= c.mayHold(held) && c.ring.Owns(string(held.TaskID)) {
 			c.do(recall{key, held.TaskID, held.Attempt, subjects.CodeSuperseded, true})
 		}
 	}
 	if len(denied) > 0 {
 		c.denied[key] = denied
 	}
+}
+
+// mayHold is for how long an agent may hold a task that the record does not give
+// to it.
+func (c *core) mayHold(held fleet.Holding) time.Duration {
+	if s := c.x.find(held.TaskID); s != 0 {
+		if e := c.x.at(s); e.state == codeOfState(fleet.StateQueued) && int(e.attempt)+1 == held.Attempt {
+			return acceptedFor
+		}
+	}
+	return denyFor
 }
 
 // holds reports whether the record names h as the holder of task.

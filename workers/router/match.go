@@ -117,8 +117,10 @@ type Instance struct {
 	announceAt time.Time // store time of Announce
 	goneUntil  time.Time // set for instances without heartbeats
 	busyUntil  time.Time
-	stale      int   // heartbeats of earlier epochs since this one began
-	due        int64 // of its earliest expiry, 0 none
+	misses     int       // offers in a row that it did not answer in time
+	restUntil  time.Time // after those, whatever is heard of it
+	stale      int       // heartbeats of earlier epochs since this one began
+	due        int64     // of its earliest expiry, 0 none
 	skills     []string
 	session    subjects.SessionID // of the latest task
 	health     fleet.MCPHealth    // heard in heartbeats since healthAt
@@ -170,7 +172,7 @@ func (in *Instance) CoolUntil() *time.Time {
 func (in *Instance) DrainedBy() string { return in.owner.drainedBy }
 
 // rests reports whether the instance is not to be asked for a while.
-func (in *Instance) rests() bool { return in.owner.cooling || in.busy }
+func (in *Instance) rests() bool { return in.owner.cooling || in.busy || !in.restUntil.IsZero() }
 
 // Get returns an instance, or nil.
 func (f *Fleet) Get(agent subjects.AgentID, inst subjects.InstanceID) *Instance {

@@ -18,7 +18,7 @@ func (f *Fleet) Shift(by time.Duration) {
 		f.armAgent(a)
 	}
 	for in := range f.All() {
-		for _, t := range []*time.Time{&in.LastSeen, &in.known, &in.announceAt, &in.healthAt, &in.goneUntil, &in.busyUntil} {
+		for _, t := range []*time.Time{&in.LastSeen, &in.known, &in.announceAt, &in.healthAt, &in.goneUntil, &in.busyUntil, &in.restUntil} {
 			shift(t)
 		}
 		in.due = 0

@@ -119,6 +119,10 @@ func (f *Fleet) expire(in *Instance) {
 		in.busy = false
 		f.generation++
 	}
+	if !in.restUntil.IsZero() && !in.restUntil.After(f.now) {
+		in.restUntil = time.Time{}
+		f.generation++
+	}
 	if in.gone && in.Heartbeat == 0 && !in.goneUntil.After(f.now) {
 		in.gone = false
 		f.generation++
@@ -213,6 +217,9 @@ func (f *Fleet) arm(in *Instance) {
 	}
 	if in.busy && in.busyUntil.Before(at) {
 		at = in.busyUntil
+	}
+	if !in.restUntil.IsZero() && in.restUntil.Before(at) {
+		at = in.restUntil
 	}
 	if due := at.UnixNano(); in.due == 0 || due < in.due {
 		in.due = due

@@ -81,6 +81,9 @@ func (in *Instance) unready() []fleet.Reason {
 	if in.busy {
 		why = append(why, busyReason("it said that it is busy; asked again at %s", stamp(in.busyUntil)))
 	}
+	if !in.restUntil.IsZero() {
+		why = append(why, busyReason("it was late to answer %d times; asked again at %s", in.misses, stamp(in.restUntil)))
+	}
 	return why
 }
 

@@ -142,6 +142,8 @@ func TestFleetModel(t *testing.T) {
 			"cool":    func(t *rapid.T) { f.Cool(agent(t), now.Add(seconds(t, 60))) },
 			"busy":    func(t *rapid.T) { f.Busy(some(t), now.Add(seconds(t, 60))) },
 			"gone":    func(t *rapid.T) { f.Gone(agent(t), inst(t)) },
+			"missed":  func(t *rapid.T) { f.Missed(some(t)) },
+			"answers": func(t *rapid.T) { f.Answered(some(t)) },
 			"warm": func(t *rapid.T) {
 				f.Warm(agent(t), inst(t), rapid.SampledFrom(modelSessions).Draw(t, "session"))
 			},
@@ -241,7 +243,7 @@ func checkTimes(t *rapid.T, f *Fleet, now time.Time) {
 		if in.Heartbeat == 0 {
 			ends = in.LastSeen.Add(in.TTL)
 		}
-		if in.Live && !ends.After(now) || in.busy && !in.busyUntil.After(now) || in.owner.cooling && !in.owner.coolUntil.After(now) ||
+		if in.Live && !ends.After(now) || in.busy && !in.busyUntil.After(now) || !in.restUntil.IsZero() && !in.restUntil.After(now) || in.owner.cooling && !in.owner.coolUntil.After(now) ||
 			in.gone && !in.lapsed && in.Heartbeat == 0 && !in.goneUntil.After(now) {
 			t.Fatalf("at %s: %+v", now, in)
 		}
@@ -303,7 +305,7 @@ func checkAnswers(t *rapid.T, f *Fleet, now time.Time) {
 
 func naiveReady(in *Instance) bool {
 	a := in.Announce
-	return a != nil && in.Live && !in.Draining && in.CoolUntil() == nil && !in.busy
+	return a != nil && in.Live && !in.Draining && in.CoolUntil() == nil && !in.busy && in.restUntil.IsZero()
 }
 
 // naiveFits reads the requirements; well = as the agent is now.

@@ -41,6 +41,7 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 	in.Heartbeat, in.TTL, in.Max = a.Heartbeat(), a.TTL(), a.MaxParallel()
 	if restarted {
 		in.stale = 0
+		in.forgive()
 		f.setHolding(in, nil)
 	}
 	if newest {
@@ -77,6 +78,7 @@ func (f *Fleet) Beat(agent subjects.AgentID, inst subjects.InstanceID, b *fleet.
 	}
 	if b.Epoch > in.Epoch {
 		in.stale = 0
+		in.forgive()
 	}
 	wasLive, wasDraining, wasUsed := in.Live, in.Draining, in.Used()
 	f.hear(in, now)
@@ -112,6 +114,33 @@ func (f *Fleet) Gone(agent subjects.AgentID, inst subjects.InstanceID) {
 	in.goneUntil = f.now.Add(fleet.MissedHeartbeats * fleet.DefaultHeartbeat)
 	f.refresh(in)
 }
+
+// Rests of an instance after offers that it did not answer in time.
+const (
+	missedRest     = time.Second // doubled by each further one
+	missedRestMost = 30 * time.Second
+)
+
+// Missed notes that the instance did not answer an offer in time, and returns
+// until when it is left alone, however well it sounds: each such offer costs it
+// the work that it begins and has to drop.
+func (f *Fleet) Missed(in *Instance) time.Time {
+	f.Gone(in.Agent, in.ID)
+	in.misses++
+	rest := missedRestMost
+	if in.misses <= 5 {
+		rest = missedRest << (in.misses - 1)
+	}
+	in.restUntil = f.now.Add(rest)
+	f.refresh(in)
+	return in.restUntil
+}
+
+// Answered notes that the instance has answered an offer.
+func (f *Fleet) Answered(in *Instance) { in.misses = 0 }
+
+// forgive is for a new process.
+func (in *Instance) forgive() { in.misses, in.restUntil = 0, time.Time{} }
 
 // Drain notes that an operator drains every instance of agent, present and
 // future, or ends that.

@@ -19,39 +19,44 @@ import (
 // offer hands a queued task to an instance: the handshake. Nothing is spent
 // unless the agent accepts and the record says that it holds the task.
 func (w *Worker) offer(ctx context.Context, o offer) {
-	err := w.shake(ctx, o)
+	answered, err := w.shake(ctx, o)
 	if err != nil {
 		w.log.Warn("offer a task", slog.String("task_id", string(o.task)), slog.String("agent_id", string(o.in.Agent)), slog.Any("error", err))
 	}
-	w.with(func(c *core, now time.Time) { c.offered(o.task, o.in, err != nil, now) })
+	w.with(func(c *core, now time.Time) {
+		if answered {
+			c.fleet.Answered(o.in)
+		}
+		c.offered(o.task, o.in, err != nil, now)
+	})
 }
 
-// shake makes the offer. An error says that it failed here, whatever the agent
-// makes of it.
-func (w *Worker) shake(ctx context.Context, o offer) error {
+// shake makes the offer, and reports whether it was answered. An error says that
+// it failed here, whatever the agent makes of it.
+func (w *Worker) shake(ctx context.Context, o offer) (answered bool, err error) {
 	in := instanceKey{o.in.Agent, o.in.ID}
 	if plant.Bug("forgotten") && strings.HasSuffix(string(o.task), "7") {
-		return nil
+		return false, nil
 	}
 	cur, err := w.latest(ctx, o.task)
 	if err != nil {
-		return fmt.Errorf("read the task: %w", err)
+		return false, fmt.Errorf("read the task: %w", err)
 	}
 	switch {
 	case cur.lastSeq > o.seq: // who may have it now is chosen anew
-		return nil
+		return false, nil
 	case cur.lastSeq < o.seq: // the leader has yet to learn of it
-		return fmt.Errorf("record %d is the last that the stream has; the agent was chosen by %d", cur.lastSeq, o.seq)
+		return false, fmt.Errorf("record %d is the last that the stream has; the agent was chosen by %d", cur.lastSeq, o.seq)
 	}
 	if now := w.now(); cur.ev.State != fleet.StateQueued || !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") {
-		return nil
+		return false, nil
 	}
 	dispatch, err := w.dispatchOf(ctx, cur)
 	if err != nil {
-		return fmt.Errorf("read its dispatch: %w", err)
+		return false, fmt.Errorf("read its dispatch: %w", err)
 	}
 	if barred, err := w.barred(ctx, cur); barred || err != nil {
-		return err
+		return false, err
 	}
 	payload := offerPayload(cur.ev, dispatch, o.epoch, w.sessionContext(ctx, cur))
 	crash.Point("before_offer")
@@ -62,15 +67,16 @@ func (w *Worker) shake(ctx context.Context, o offer) error {
 	switch {
 	case errors.Is(err, bus.ErrNoResponders):
 		w.with(func(c *core, _ time.Time) { c.fleet.Gone(in.agent, in.instance) })
-		return nil
+		return false, nil
 	case err != nil:
-		// It may have accepted: the answer was lost, or is late.
-		w.with(func(c *core, _ time.Time) { c.fleet.Gone(in.agent, in.instance) })
-		w.recall(ctx, recall{to: in, task: o.task, attempt: cur.ev.Attempt + 1, why: subjects.CodeSuperseded})
-		return nil
+		// It may have accepted: the answer was lost, or is late. Another router
+		// may have given it the same attempt, by right.
+		w.with(func(c *core, _ time.Time) { c.missed(o.in) })
+		w.recall(ctx, recall{to: in, task: o.task, attempt: cur.ev.Attempt + 1, why: subjects.CodeSuperseded, denied: true})
+		return false, nil
 	}
 	crash.Point("after_offer")
-	return w.replied(ctx, cur, o, reply.Data)
+	return true, w.replied(ctx, cur, o, reply.Data)
 }
 
 // barred reports whether no attempt may begin, since a budget is spent, the

@@ -1,8 +1,6 @@
 package router
 
 import (
-	"maps"
-	"slices"
 	"time"
 
 	"parley/subjects"
@@ -17,8 +15,8 @@ func (c *core) enqueue(s slot, e *entry, now time.Time) {
 	if !cl.owned {
 		return
 	}
-	if _, ok := c.unserved[cl]; !ok {
-		c.waiting[cl] = struct{}{}
+	if !c.unserved.has(cl) {
+		c.waiting.add(cl)
 	}
 	switch {
 	case first:
@@ -36,14 +34,16 @@ func (c *core) enqueue(s slot, e *entry, now time.Time) {
 
 // unwait takes the class out of those that wait for somebody.
 func (c *core) unwait(cl *class) {
-	delete(c.waiting, cl)
-	delete(c.unserved, cl)
+	c.waiting.remove(cl)
+	c.unserved.remove(cl)
 }
 
 // wake has every class looked at again, since agents have changed.
 func (c *core) wake() {
-	maps.Copy(c.waiting, c.unserved)
-	clear(c.unserved)
+	for cl := range c.unserved.all() {
+		c.waiting.add(cl)
+	}
+	c.unserved = newClassSet()
 }
 
 // pump offers the tasks of one class while somebody is free for them.
@@ -58,8 +58,8 @@ func (c *core) pump(cl *class, now time.Time) {
 		if !ok {
 			c.park(cl, now)
 			if c.generation == c.fleet.Generation() && !c.fleet.Served(cl.Class) {
-				delete(c.waiting, cl)
-				c.unserved[cl] = struct{}{}
+				c.waiting.remove(cl)
+				c.unserved.add(cl)
 			}
 			return
 		}
@@ -75,10 +75,16 @@ func (c *core) feed(in *Instance, now time.Time) {
 	if c.generation != c.fleet.Generation() {
 		c.wake()
 	}
-	for len(c.waiting) > 0 && in.Free() {
+	for in.Free() {
 		at := heads(c.x, now.UnixNano(), func(yield func(*class) bool) {
-			for cl := range c.waiting {
-				if c.fleet.CanNow(cl.Class, in, now) && !yield(cl) {
+			goOn := func(cl *class) bool { return !c.fleet.CanNow(cl.Class, in, now) || yield(cl) }
+			for cl := range c.waiting.open {
+				if !goOn(cl) {
+					return
+				}
+			}
+			for cl := range c.waiting.only[in.Agent] {
+				if !goOn(cl) {
 					return
 				}
 			}
@@ -167,8 +173,8 @@ func (c *core) despair(s slot, why []fleet.Reason) {
 // strand looks at the tasks that only agent and others that have left may do:
 // those that it was to try again, and those that have named alternatives.
 func (c *core) strand(agent subjects.AgentID, now time.Time) {
-	for _, cl := range c.classes {
-		if cl.owned && slices.Contains(cl.need.Only, agent) {
+	for _, classes := range []classSet{c.waiting, c.unserved} {
+		for cl := range classes.only[agent] {
 			c.strandClass(cl, now)
 		}
 	}
@@ -237,7 +243,7 @@ func (c *core) ringChanged(now time.Time) {
 		}
 		cl.owned = owned
 		if owned && cl.queued > 0 {
-			c.waiting[cl] = struct{}{}
+			c.waiting.add(cl)
 			c.pump(cl, now)
 		} else if !owned {
 			c.unwait(cl)
@@ -257,7 +263,7 @@ func (c *core) goOn(now time.Time) {
 func (c *core) lookAgain(now time.Time) {
 	c.generation = c.fleet.Generation()
 	c.wake()
-	for cl := range c.waiting {
+	for cl := range c.waiting.all() {
 		c.pump(cl, now)
 	}
 }

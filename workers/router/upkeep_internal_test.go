@@ -339,16 +339,16 @@ func TestARouterThatIsBehindOffersNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq, in: in}); err != nil || len(offers) != 1 {
+	if _, err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq, in: in}); err != nil || len(offers) != 1 {
 		t.Fatalf("%d offers, %v, want one", len(offers), err)
 	}
-	if err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq + 1, in: in}); err == nil || len(offers) != 1 {
+	if _, err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq + 1, in: in}); err == nil || len(offers) != 1 {
 		t.Errorf("%d offers, %v: it is offered, or chosen for again at once, while the leader is behind", len(offers), err)
 	}
 	over, _ := failed(working(cur.ev, holder{"a", "main", 1}, now0), failure{code: subjects.CodeAgentError}, settings{}, now0)
 	seq := anotherStores(t, b, cur, over)
 	w.with(func(c *core, _ time.Time) { c.forget(c.x.find("t")) }) // it has to ask
-	if err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq, in: in}); err != nil || len(offers) != 1 {
+	if _, err := w.shake(t.Context(), offer{task: "t", seq: cur.lastSeq, in: in}); err != nil || len(offers) != 1 {
 		t.Errorf("%d offers, %v: it is offered to the agent that failed it for good", len(offers), err)
 	}
 
@@ -362,7 +362,7 @@ func TestARouterThatIsBehindOffersNothing(t *testing.T) {
 	if _, err := w.reread(t.Context(), "t"); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.shake(t.Context(), offer{task: "t", seq: seq, in: in}); err != nil || len(offers) != 1 {
+	if _, err := w.shake(t.Context(), offer{task: "t", seq: seq, in: in}); err != nil || len(offers) != 1 {
 		t.Errorf("%d offers, %v: it is offered though its budget is spent", len(offers), err)
 	}
 	if end, err := w.reread(t.Context(), "t"); err != nil || end.ev.Reason == nil || end.ev.Reason.Code != subjects.CodeBudgetExhausted {
