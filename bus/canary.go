@@ -48,8 +48,12 @@ func (b *Bus) Canary(ctx context.Context) error {
 const (
 	// noMessage is a sequence that no stream ever comes to.
 	noMessage uint64 = math.MaxUint64
-	// errNotDeleted says that a message cannot be deleted, whatever the reason.
+	// errNotDeleted says that a message cannot be deleted, and notThere in which words
+	// that no such sequence is there yet. In others it is what keeps the stream from
+	// taking anything: a store of which one write has failed answers each by that
+	// until its server is started again.
 	errNotDeleted jetstream.ErrorCode = 10057
+	notThere                          = "stream store EOF"
 )
 
 // noSubject is what no message of the fleet has.
@@ -88,12 +92,18 @@ func (b *Bus) deletesNothing(ctx context.Context, stream string) error {
 	}
 	err := b.apiCall(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": noMessage, "no_erase": true}, &resp, &resp.Error)
 	switch {
-	case resp.Error != nil && resp.Error.ErrorCode == errNotDeleted:
+	case resp.Error != nil && isNotThere(resp.Error):
 		return nil
 	case err != nil:
 		return err
 	}
 	return errors.New("the server says that it has deleted what cannot be there")
+}
+
+// isNotThere reports whether a deletion was refused for the want of what was to be
+// deleted. Only the words tell: one code stands for all reasons.
+func isNotThere(err *jetstream.APIError) bool {
+	return err.ErrorCode == errNotDeleted && err.Description == notThere
 }
 
 // Written are the streams that a worker of that kind writes, and those that

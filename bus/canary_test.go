@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -166,7 +168,8 @@ func TestFiguresSayWhoDoesNotAnswer(t *testing.T) {
 }
 
 // TestCommits: it goes through for every stream that there is, whoever writes it,
-// and changes none.
+// and changes none. It fails, too, where a later server says in other words that
+// nothing is there to be deleted.
 func TestCommits(t *testing.T) {
 	t.Parallel()
 	b := bustest.New(t).Bus(t)
@@ -195,6 +198,42 @@ func TestCommits(t *testing.T) {
 	}
 	if err := b.Commits(t.Context(), "NONE"); !errors.Is(err, bus.ErrNotFound) || !strings.Contains(err.Error(), "NONE") {
 		t.Errorf("Commits(NONE) = %v, want ErrNotFound and its name", err)
+	}
+}
+
+// TestCommitsToABrokenStore: a stream of which a write has failed takes none
+// until its server is started again. Its server answers with the same code as where
+// nothing is there to be deleted.
+func TestCommitsToABrokenStore(t *testing.T) {
+	t.Parallel()
+	s := bustest.New(t)
+	b := s.Bus(t)
+	if _, err := b.Store(t.Context(), subjects.Task("t"), []byte("x"), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	msgs := filepath.Join(s.NATS(0).StoreDir(), "$G", "streams", subjects.StreamTasks, "msgs")
+	if err := os.Rename(msgs, msgs+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(msgs, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Request(t.Context(), "$JS.API.STREAM.PURGE."+subjects.StreamTasks, nil, nil); err != nil { // it needs a new file
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := b.Store(ctx, subjects.Task("t"), []byte("x"), "", nil); err == nil {
+		t.Fatal("the store is not broken")
+	}
+	for _, stream := range []string{subjects.StreamTasks, subjects.StreamDLQ} {
+		broken := stream == subjects.StreamTasks
+		if err := b.Commits(t.Context(), stream); (err != nil) != broken {
+			t.Errorf("Commits(%s) = %v, want an error: %t", stream, err, broken)
+		}
+	}
+	if err := b.Canary(t.Context()); err == nil || !strings.Contains(err.Error(), subjects.StreamTasks) {
+		t.Errorf("Canary = %v, want an error that names %s", err, subjects.StreamTasks)
 	}
 }
 

@@ -171,23 +171,25 @@ func (i *Identities) message(ctx context.Context, author subjects.AgentID, m bus
 }
 
 // verifyAgent judges a proof by what is known of its agent. Nobody repeats what
-// a stream has, so there the store has the last word.
+// a stream has, so there the store has the last word. Whether the agent has used v1
+// it is asked for who has proved to be that agent alone: anybody can send what
+// looks like v0.
 func (i *Identities) verifyAgent(ctx context.Context, p *identity.Proof, ofStream bool, at time.Time, verify func(identity.Terms) error) error {
 	k, seen, _ := i.of(p.AgentID)
-	if p.Form() == identity.V0 && !seen {
-		var err error
-		if seen, err = i.hasSeenV1(ctx, p.AgentID); err != nil {
+	err := verify(k.judged(at, seen))
+	if err != nil && ofStream {
+		if look, none := i.looks.allow(p.AgentID); !look {
+			return cmp.Or(none, err)
+		}
+		if k, _, err = i.now(ctx, p.AgentID); err != nil {
 			return err
 		}
+		err = verify(k.judged(at, seen))
 	}
-	err := verify(k.judged(at, seen))
-	if err == nil || !ofStream {
+	if err != nil || seen || p.Form() != identity.V0 {
 		return err
 	}
-	if look, none := i.looks.allow(p.AgentID); !look {
-		return cmp.Or(none, err)
-	}
-	if k, _, err = i.now(ctx, p.AgentID); err != nil {
+	if seen, err = i.hasSeenV1(ctx, p.AgentID); err != nil {
 		return err
 	}
 	return verify(k.judged(at, seen))

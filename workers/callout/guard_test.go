@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -269,6 +270,42 @@ func TestSignedPlainly(t *testing.T) {
 		if code := f.ask(t, subject, []byte("a"), plain()); code != subjects.CodeAuthFailed {
 			t.Errorf("v0 after v1: %q, want auth_failed", code)
 		}
+	}
+}
+
+// What looks like the form v0 and proves nothing costs the store no read; what
+// proves who sends it does.
+func TestForgedPlainly(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 1)
+	f.add(t, identity.Add{AgentID: "gray", Signatures: identity.V0})
+	key := f.add(t, identity.Add{AgentID: "plain", Signatures: identity.V0})
+	plain := func(who subjects.AgentID, secret []byte, at time.Time) bus.Header {
+		p := identity.Proof{AgentID: who, Timestamp: identity.Timestamp(at)}
+		p.SignPlain(secret)
+		return headers(&p)
+	}
+	now := time.Now()
+	first := plain("plain", key.Secret, now)
+	f.learn(t, 1, "plain", func(string) bus.Header { return first })
+	reads := make(chan string, 100)
+	sub, err := f.client.Subscribe("$JS.API.STREAM.MSG.GET.KV_"+subjects.BucketIdentities, "", func(m bus.Msg) { reads <- string(m.Data) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	for _, who := range []subjects.AgentID{"gray", "eve"} {
+		h := plain(who, []byte("of nobody who has an identity at all"), now)
+		if code := f.ask(t, subjects.API(who, "task", "get"), nil, h); code != subjects.CodeAuthFailed {
+			t.Errorf("forged as %s: %q, want auth_failed", who, code)
+		}
+	}
+	if code := f.ask(t, subjects.API("plain", "task", "get"), nil, plain("plain", key.Secret, now.Add(2*time.Second))); code != "" {
+		t.Fatalf("v0: %s", code)
+	}
+	bustest.Eventually(t, "the store to be asked", func() bool { return len(reads) > 0 })
+	if what := <-reads; !strings.Contains(what, ".v1.plain") {
+		t.Errorf("the store was first asked for %s, want for v1 of plain", what)
 	}
 }
 

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -65,6 +64,7 @@ type pusher struct {
 	configs map[subjects.TaskID]map[string]kept // by key
 	heard   map[subjects.TaskID]uint64          // the latest record of a task that has configs, where it is known
 	dirty   map[subjects.TaskID]bool
+	left    bool // not all that was dirty was taken
 	busy    map[subjects.TaskID]bool
 	wake    chan struct{} // capacity 1
 
@@ -84,18 +84,25 @@ func newPusher(w *Worker) *pusher {
 }
 
 // mark says that a task may have something to tell: its record seq, 0 where it is
-// not known which.
+// not known which. It has not where everybody was told of its end, as of most tasks
+// that a gateway reads of when it starts.
 func (p *pusher) mark(task subjects.TaskID, seq uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.configs[task]) == 0 {
+	of := p.configs[task]
+	if len(of) == 0 {
 		return
 	}
 	if seq > 0 {
 		p.heard[task] = seq
 	}
-	p.dirty[task] = true
-	p.kick()
+	for _, k := range of {
+		if !k.Done {
+			p.dirty[task] = true
+			p.kick()
+			return
+		}
+	}
 }
 
 func (p *pusher) kick() {
@@ -146,7 +153,7 @@ func (p *pusher) learn(key string, k kept) {
 		return
 	}
 	of[key] = k
-	if !k.Done && (!known || was.Sent >= k.Sent) {
+	if !k.Done && (!known || was.From != k.From || was.Sent >= k.Sent) {
 		p.dirty[k.TaskID] = true
 		p.kick()
 	}
@@ -181,7 +188,7 @@ func (p *pusher) run(ctx context.Context) error {
 		case <-retry.C:
 			p.sayLost(time.Now())
 		}
-		for _, task := range p.take() {
+		for _, task := range p.take(time.Now()) {
 			select {
 			case slots <- struct{}{}:
 			case <-ctx.Done():
@@ -196,17 +203,24 @@ func (p *pusher) run(ctx context.Context) error {
 	}
 }
 
-// take is what is dirty and not in hand; it is in hand then.
-func (p *pusher) take() []subjects.TaskID {
+// take is what is dirty and not in hand, as many as may be told of at now; it is in
+// hand then.
+func (p *pusher) take(now time.Time) []subjects.TaskID {
+	most := p.roomless.most(now)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []subjects.TaskID
+	p.left = false
 	for task := range p.dirty {
-		if !p.busy[task] {
-			out = append(out, task)
-			p.busy[task] = true
-			delete(p.dirty, task)
+		if p.busy[task] {
+			continue
 		}
+		if p.left = len(out) == most; p.left {
+			break
+		}
+		out = append(out, task)
+		p.busy[task] = true
+		delete(p.dirty, task)
 	}
 	return out
 }
@@ -224,7 +238,7 @@ func (p *pusher) done(ctx context.Context, task subjects.TaskID, err error) {
 		p.w.log.Warn("push notifications wait", slog.String("task_id", string(task)), slog.Any("error", err))
 		return
 	}
-	if p.dirty[task] {
+	if p.dirty[task] || p.left {
 		p.kick()
 	}
 }
@@ -252,18 +266,23 @@ type news struct {
 	frames []frame
 }
 
-// push puts what the receivers of a task have not been told into the outbox.
-// Configs are read after the records: one that is deleted before something
-// happens hears nothing of it.
-func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
+// callers are those who have configs of a task, and heard is the latest of its
+// records, where it is known.
+func (p *pusher) callers(task subjects.TaskID) (callers []subjects.AgentID, heard uint64) {
 	p.mu.Lock()
-	var from subjects.AgentID
+	defer p.mu.Unlock()
 	for _, k := range p.configs[task] {
-		from = k.From
+		if !slices.Contains(callers, k.From) {
+			callers = append(callers, k.From)
+		}
 	}
-	heard := p.heard[task]
-	p.mu.Unlock()
-	if from == "" {
+	return callers, p.heard[task]
+}
+
+// push puts what the receivers of a task have not been told into the outbox.
+func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
+	callers, heard := p.callers(task)
+	if len(callers) == 0 {
 		return nil
 	}
 	if !p.roomless.mayTell(time.Now()) {
@@ -272,6 +291,24 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	if err := p.room(ctx, 0); err != nil {
 		return err
 	}
+	var failed error
+	for _, from := range callers {
+		err := p.pushAs(ctx, from, task, heard)
+		if errors.Is(err, errNoRoom) {
+			return err
+		}
+		failed = errors.Join(failed, err)
+	}
+	if failed == nil {
+		p.roomless.told(false, time.Now())
+	}
+	return failed
+}
+
+// pushAs does so for the receivers of one caller, by what that one sees: of callers
+// who see a task one may see it no more. Configs are read after the records: one
+// that is deleted before something happens hears nothing of it.
+func (p *pusher) pushAs(ctx context.Context, from subjects.AgentID, task subjects.TaskID, heard uint64) error {
 	var all []news
 	var last *fleet.Event
 	pic := new(picture)
@@ -291,6 +328,7 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 	if err != nil {
 		return err
 	}
+	maps.DeleteFunc(configs, func(_ string, k kept) bool { return k.From != from })
 	if gone {
 		return p.drop(ctx, configs)
 	}
@@ -299,7 +337,6 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 			return err
 		}
 	}
-	p.roomless.told(false, time.Now())
 	return nil
 }
 
@@ -345,7 +382,8 @@ func (p *pusher) told(ctx context.Context, key string, k kept, last *fleet.Event
 	return nil
 }
 
-// drop removes the configs of a task whose records are gone, as all replicas do.
+// drop removes a caller's configs of a task whose records are gone for that one, as
+// all replicas do.
 func (p *pusher) drop(ctx context.Context, configs map[string]kept) error {
 	for key, k := range configs {
 		ended := k
@@ -445,21 +483,4 @@ func (p *pushConfig) check(endpoint string) error {
 	e := subjects.AsError(err)
 	field := map[bool]string{true: "url", false: "authentication"}[strings.HasPrefix(e.Pointer, "/url")]
 	return badField(field, e.Message)
-}
-
-// list reads a caller's own configs of a task, in the order of their ids: whoever
-// else sees the task is not told what they hold.
-func (p *pusher) list(ctx context.Context, from subjects.AgentID, task subjects.TaskID) ([]pushConfig, error) {
-	all, err := p.stored(ctx, task)
-	if err != nil {
-		return nil, err
-	}
-	var out []pushConfig
-	for _, k := range all {
-		if k.From == from {
-			out = append(out, k.pushConfig)
-		}
-	}
-	slices.SortFunc(out, func(a, b pushConfig) int { return cmp.Compare(a.ID, b.ID) })
-	return out, nil
 }

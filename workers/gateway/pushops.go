@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"slices"
@@ -151,6 +152,23 @@ func (w *Worker) listPush(ctx context.Context, c *call, req *a2apb.ListTaskPushN
 		}
 		out.Configs = append(out.Configs, all[i].proto())
 	}
+	return out, nil
+}
+
+// list reads a caller's own configs of a task, in the order of their ids: whoever
+// else sees the task is not told what they hold.
+func (p *pusher) list(ctx context.Context, from subjects.AgentID, task subjects.TaskID) ([]pushConfig, error) {
+	all, err := p.stored(ctx, task)
+	if err != nil {
+		return nil, err
+	}
+	var out []pushConfig
+	for _, k := range all {
+		if k.From == from {
+			out = append(out, k.pushConfig)
+		}
+	}
+	slices.SortFunc(out, func(a, b pushConfig) int { return cmp.Compare(a.ID, b.ID) })
 	return out, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -38,6 +39,19 @@ type roomless struct {
 
 // saidEvery is how often it is said that push notifications wait, or were lost.
 const saidEvery = time.Minute
+
+// most is of how many tasks it is worth telling at now.
+func (r *roomless) most(now time.Time) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.next.IsZero():
+		return math.MaxInt
+	case now.Before(r.next):
+		return 0
+	}
+	return 1
+}
 
 // mayTell reports whether a task may be told of: while there is no room, one finds
 // out from time to time, for all.

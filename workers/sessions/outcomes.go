@@ -32,6 +32,9 @@ const (
 	// awaitOutcomes bounds how long an offer waits for the results of those that
 	// ended before; routers wait twice as long.
 	awaitOutcomes = time.Second
+	// keepEnded is how long the records of an ended task are kept, unless more have
+	// ended than --keep-ended says.
+	keepEnded = 24 * time.Hour
 )
 
 // followOutcomes appends the result of every task that was dispatched with a
@@ -186,7 +189,8 @@ func ofTheStore(err error) bool {
 func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
 	full, err := w.bus.Get(ctx, subjects.StreamTasks, m.Seq)
 	if errors.Is(err, bus.ErrNotFound) {
-		return nil // purged meanwhile: it ended a day ago, and so did its session
+		w.missed(m)
+		return nil
 	}
 	if err != nil {
 		return unavailable(err)
@@ -213,6 +217,19 @@ func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
 	rec.Entry.Omitted = true
 	_, err = w.add(ctx, rec, nil, true)
 	return err
+}
+
+// missed says that a session may lack a result, unless another worker was faster:
+// the record of the outcome m is gone. Of a task that ended a day ago it says
+// nothing: so did its session.
+func (w *Worker) missed(m bus.Msg) {
+	age := w.now().Sub(m.Time)
+	vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject)
+	if !ok || age >= keepEnded {
+		return
+	}
+	w.log.Warn("a session may lack a task's result, whose records were purged before they were read: more tasks have ended than are kept",
+		slog.String("task_id", vars[0]), slog.String("session_id", m.Header.Get(subjects.HeaderSession)), slog.Duration("age", age))
 }
 
 // outcomeEntry tells a task's end as an entry.
