@@ -110,7 +110,7 @@ func (w *Worker) find(id subjects.DeliveryID) (*entry, error) {
 		return e, nil
 	}
 	return nil, subjects.Errorf(subjects.CodeNotFound, "there is no delivery %q", id).At("/delivery_id").
-		WithRemedy("parley webhook ls shows those that are kept: a day after they were delivered, a week after they died")
+		WithRemedy("parley webhook ls shows those that are kept: at most a day after they were delivered, and a week after they died")
 }
 
 // view shows a delivery whole but for what may be secret.
@@ -355,7 +355,7 @@ func (w *Worker) statusLocked(name string, dead int, now time.Time) fleet.Webhoo
 	}
 	s.Failures, s.Pending, s.Error = l.failures, l.size, l.last
 	for e := range l.claims {
-		if e.busy || e.leased.After(now) {
+		if e.sends() || e.leased.After(now) {
 			s.Sending++
 		}
 	}

@@ -58,12 +58,12 @@ func (w *Worker) attempt(ctx context.Context, e *entry) error {
 		return fmt.Errorf("endpoint %s is not configured here", d.Endpoint)
 	}
 	lease := ep.Timeout + leaseMargin
-	began := time.Now()
 	state.Attempts++
 	state.Sending = &fleet.Sending{By: w.id, LeaseSeconds: lease.Seconds()}
 	state.NextAt, state.Updated = nil, w.now()
 	crash.Point("before_webhook_claim")
-	if seq, err = w.writeFirst(ctx, &state, seq, ended(&state)); err != nil {
+	seq, began, err := w.writeFirst(ctx, &state, seq, ended(&state))
+	if err != nil {
 		return err
 	}
 	crash.Point("after_webhook_claim")
@@ -163,7 +163,7 @@ func (w *Worker) end(ctx context.Context, e *entry, state *fleet.DeliveryState, 
 	if died && w.tight.Load() {
 		return w.endBriefly(ctx, e, state, seq)
 	}
-	_, err := w.writeFirst(ctx, state, seq, told)
+	_, _, err := w.writeFirst(ctx, state, seq, told)
 	kept := state.State == fleet.DeliveryPending || state.State == fleet.DeliveryDead && !died
 	if !errors.Is(err, bus.ErrFull) || kept {
 		return err
@@ -220,16 +220,19 @@ func (w *Worker) load(ctx context.Context, s *fleet.DeliveryState) (*fleet.Deliv
 }
 
 // writeFirst is write, for which push notifications make room where a human waits
-// for it.
-func (w *Worker) writeFirst(ctx context.Context, state *fleet.DeliveryState, seq uint64, told []byte) (uint64, error) {
-	stored, err := w.write(ctx, state, seq, told)
-	if !errors.Is(err, bus.ErrFull) || state.Schedule == fleet.SchedulePush {
-		return stored, err
+// for it: no more than it takes, since that takes time. It was not stored before
+// began.
+func (w *Worker) writeFirst(ctx context.Context, state *fleet.DeliveryState, seq uint64, told []byte) (stored uint64, began time.Time, err error) {
+	for freed := 1; ; {
+		began = time.Now()
+		stored, err = w.write(ctx, state, seq, told)
+		if !errors.Is(err, bus.ErrFull) || state.Schedule == fleet.SchedulePush || freed == 0 {
+			return stored, began, err
+		}
+		if freed, err = w.free(ctx); err != nil {
+			return 0, began, err
+		}
 	}
-	if err := w.makeRoom(ctx); err != nil {
-		return 0, err
-	}
-	return w.write(ctx, state, seq, told)
 }
 
 // write stores state by compare-and-set on seq, with what the audit is told of

@@ -58,6 +58,7 @@ func TestGuide(t *testing.T) {
 
 		"of more dead pushes to one receiver than this, the oldest are forgotten":             strconv.Itoa(webhooks.KeepDeadOf),
 		"beyond this part of the outbox in use, dead pushes are forgotten":                    percent(webhooks.TightAt),
+		"but before any of them, delivered ones that are known for longer than":               short(webhooks.KeepBriefly),
 		"and those given up that wait for a receiver whose circuit is open, the oldest first": percent(webhooks.FullAt),
 	} {
 		if row := "| " + what + " | " + value + " |\n"; !strings.Contains(string(page), row) {

@@ -7,4 +7,6 @@ var (
 	KeepDeadOf = keepDeadOf
 	TightAt    = tightAt
 	FullAt     = fullAt
+
+	KeepBriefly = keepBriefly
 )

@@ -24,11 +24,15 @@ type entry struct {
 	lane    *lane     // while it is pending and its delivery is known
 	leased  time.Time // by the clock here: until when somebody's claim holds; zero = nobody's
 	busy    bool      // this worker has it in hand
+	ends    bool      // that to end it: nothing is sent
 	pause   time.Time // this worker leaves it alone until then: the bus failed it
 	version uint64    // of its place in the heaps; older places are void
 }
 
 func (e *entry) pending() bool { return e.state.State == fleet.DeliveryPending }
+
+// sends reports whether this worker has e in hand to send it.
+func (e *entry) sends() bool { return e.busy && !e.ends }
 
 // due is when the next thing may be done with e.
 func (e *entry) due() time.Time {
@@ -68,7 +72,7 @@ type index struct {
 	ends      places // pending ones, by not_after; void places among them
 	count     map[string]int
 	leftovers []*entry // ended well, and the delivery is still in the stream
-	died      []*entry // push notifications, as they died; others among them
+	endings   endings
 }
 
 type limits struct {
@@ -82,10 +86,10 @@ type limits struct {
 // names it; the others are endpoints of whoever runs the fleet.
 func (l *lane) guest() bool { return strings.Contains(l.target, "://") }
 
-// inHand is how many deliveries of the lane this worker has in hand.
-func (l *lane) inHand() (n int) {
+// sending is how many deliveries of the lane this worker has in hand to send them.
+func (l *lane) sending() (n int) {
 	for e := range l.claims {
-		if e.busy {
+		if e.sends() {
 			n++
 		}
 	}
@@ -95,7 +99,7 @@ func (l *lane) inHand() (n int) {
 func newIndex(known func(string) bool, l limits) *index {
 	return &index{
 		known: known, limits: l, entries: make(map[subjects.DeliveryID]*entry),
-		lanes: make(map[string]*lane), count: make(map[string]int),
+		lanes: make(map[string]*lane), count: make(map[string]int), endings: make(endings),
 	}
 }
 
@@ -159,9 +163,7 @@ func (x *index) recorded(s *fleet.DeliveryState, seq uint64, now time.Time) {
 		// begun before, so no clocks need to agree.
 		e.leased = now.Add(time.Duration(s.Sending.LeaseSeconds * float64(time.Second)))
 	}
-	if x.dead(e) {
-		x.died = append(x.died, e)
-	}
+	x.endings.note(e)
 	x.judge(e, now)
 	x.place(e)
 }
@@ -281,7 +283,7 @@ func (x *index) remove(e *entry) {
 
 // release takes e out of this worker's hand; it is left alone until pause.
 func (x *index) release(e *entry, pause time.Time) {
-	e.busy, e.pause = false, pause
+	e.busy, e.ends, e.pause = false, false, pause
 	if e.lane != nil {
 		x.requeue(e)
 	}
@@ -297,31 +299,31 @@ func (x *index) forget(e *entry) {
 	delete(x.entries, e.id)
 }
 
-// next takes at most room deliveries to attempt, and those whose time is over;
-// all of them are busy from then on. wake is when to ask again, unless
-// something happens before; zero for never.
-func (x *index) next(now time.Time, room int) (send, over []*entry, wake time.Time) {
+// next takes at most room deliveries to attempt, and at most ends of those whose
+// time is over; all of them are busy from then on. wake is when to ask again,
+// unless something happens before; zero for never.
+func (x *index) next(now time.Time, room, ends int) (send, over []*entry, wake time.Time) {
 	soonest := func(t time.Time) {
 		if wake.IsZero() || t.Before(wake) {
 			wake = t
 		}
 	}
 	x.compact()
-	over, t := x.expired(now, room)
+	over, t := x.expired(now, ends)
 	if !t.IsZero() {
 		soonest(t)
 	}
 	guests := x.limits.guests // room for guests: however slow they are, endpoints have the rest
 	for _, l := range x.lanes {
 		if l.guest() {
-			guests -= l.inHand()
+			guests -= l.sending()
 		}
 	}
 	for _, l := range x.lanes {
 		if l.size == 0 {
 			continue
 		}
-		left := room - len(send) - len(over)
+		left := room - len(send)
 		if l.guest() {
 			left = min(left, guests)
 		}
@@ -354,6 +356,7 @@ func (x *index) expired(now time.Time, room int) (over []*entry, wake time.Time)
 		default:
 			heap.Pop(&x.ends)
 			x.take(e)
+			e.ends = true
 			over = append(over, e)
 		}
 	}
@@ -369,7 +372,7 @@ func (x *index) from(l *lane, now time.Time, room int) (send []*entry, wake time
 	}
 	live := 0
 	for e := range l.claims {
-		if e.busy || e.leased.After(now) {
+		if e.sends() || e.leased.After(now) {
 			live++
 			if !e.busy && (wake.IsZero() || e.leased.Before(wake)) {
 				wake = e.leased
@@ -390,6 +393,8 @@ func (x *index) from(l *lane, now time.Time, room int) (send []*entry, wake time
 			heap.Pop(&l.ready)
 		case !x.known(e.endpoint):
 			heap.Pop(&l.ready) // another worker's; it comes back with its next state
+		case !e.state.NotAfter.After(now):
+			heap.Pop(&l.ready) // its time is over, and its turn to be ended has yet to come
 		case s.at.After(now):
 			if wake.IsZero() || s.at.Before(wake) {
 				wake = s.at
@@ -418,6 +423,7 @@ func (x *index) caughtUp() {
 // forgotten, and drops lanes that have nothing to tell: a target that nothing
 // was sent to for a day after it failed may be as well as any other.
 func (x *index) stale(now time.Time, keep keep, limit int) (old []*entry) {
+	x.trim()
 	for target, l := range x.lanes {
 		if l.size == 0 && (l.failures == 0 || now.Sub(l.probeAt) > keepFailed) && !l.hold.After(now) {
 			delete(x.lanes, target)

@@ -123,15 +123,15 @@ func TestAnEndThatFails(t *testing.T) {
 	d := delivery("d")
 	d.NotAfter = new(now.Add(-time.Second))
 	x.stored(d, 1, now)
-	_, over, _ := x.next(now, 10)
+	_, over, _ := x.next(now, 10, 64)
 	if len(over) != 1 {
 		t.Fatalf("%d deliveries are over, want one", len(over))
 	}
 	x.release(over[0], now.Add(retryBus))
-	if _, again, wake := x.next(now, 10); len(again) != 0 || !wake.Equal(now.Add(retryBus)) {
+	if _, again, wake := x.next(now, 10, 64); len(again) != 0 || !wake.Equal(now.Add(retryBus)) {
 		t.Errorf("%d are over again, next look at %s, want none before %s", len(again), wake, now.Add(retryBus))
 	}
-	if _, again, _ := x.next(now.Add(retryBus), 10); len(again) != 1 {
+	if _, again, _ := x.next(now.Add(retryBus), 10, 64); len(again) != 1 {
 		t.Errorf("%d are over after that, want one", len(again))
 	}
 }
@@ -331,7 +331,7 @@ func TestIndexWithTenThousandWaiting(t *testing.T) {
 	sent := 0
 	for range 20 * 60 { // twenty hours, minute by minute
 		for {
-			send, over, _ := x.next(now, 64)
+			send, over, _ := x.next(now, 64, 64)
 			if len(send)+len(over) == 0 {
 				break
 			}
@@ -351,7 +351,7 @@ func TestIndexWithTenThousandWaiting(t *testing.T) {
 	// It is back: four at a time, all of them, each once.
 	seen := map[subjects.DeliveryID]bool{}
 	for len(seen) < waiting {
-		send, over, wake := x.next(now, 64)
+		send, over, wake := x.next(now, 64, 64)
 		if len(send) > 4 || len(over) > 0 {
 			t.Fatalf("%d at a time, %d over, after %d", len(send), len(over), len(seen))
 		}
@@ -386,15 +386,55 @@ func TestGuestsLeaveRoom(t *testing.T) {
 		x.stored(d, uint64(n+1), now)
 	}
 	for range 3 {
-		send, _, _ := x.next(now, 64-inHand)
+		send, _, _ := x.next(now, 64-inHand, 64)
 		inHand += len(send)
 	}
 	if inHand != 48 {
 		t.Errorf("guests have %d of 64 in hand, want 48", inHand)
 	}
 	x.stored(delivery("human"), 1000, now)
-	if send, _, _ := x.next(now, 64-inHand); len(send) != 1 || send[0].id != "human" {
+	if send, _, _ := x.next(now, 64-inHand, 64); len(send) != 1 || send[0].id != "human" {
 		t.Errorf("the call to a human is not sent beside them: %v", send)
+	}
+}
+
+// TestEndsLeaveRoom: however many end unsent, they take no place from what is sent,
+// to the same receiver or another.
+func TestEndsLeaveRoom(t *testing.T) {
+	t.Parallel()
+	x := newIndex(func(string) bool { return true }, limits{perEndpoint: 4, guests: 48, openAfter: 5, probeEvery: time.Minute})
+	now, seq := time.Unix(1e9, 0), uint64(0)
+	add := func(id, url string, over bool) {
+		d := delivery(id)
+		d.Order, d.URL, d.Schedule = id, url, fleet.SchedulePush
+		if over {
+			d.NotAfter = new(now.Add(-time.Second))
+		}
+		seq++
+		x.stored(d, seq, now)
+	}
+	for n := range 200 {
+		add(fmt.Sprint("away", n), "https://away.example/hook", false)
+		add(fmt.Sprint("late", n), "", true)
+	}
+	away := x.lane("https://away.example")
+	away.failures, away.probeAt = 5, now.Add(time.Minute)
+	if given := x.away(now, 100); len(given) != 100 {
+		t.Fatalf("%d are given up, want 100", len(given))
+	}
+	if _, over, _ := x.next(now, 0, 16); len(over) != 16 {
+		t.Fatalf("%d are over, want 16", len(over))
+	}
+	add("human", "", false)
+	add("push", "https://healthy.example/hook", false)
+	send, over, _ := x.next(now, 64, 0)
+	var ids []string
+	for _, e := range send {
+		ids = append(ids, string(e.id))
+	}
+	slices.Sort(ids)
+	if !slices.Equal(ids, []string{"human", "push"}) || len(over) > 0 {
+		t.Errorf("sent are %v, and %d more are over, want human and push, and none beyond the bound", ids, len(over))
 	}
 }
 
@@ -409,7 +449,7 @@ func BenchmarkNext(b *testing.B) {
 	x.lane("human").failures, x.lane("human").probeAt = 5, now.Add(time.Hour)
 	b.ReportAllocs()
 	for b.Loop() {
-		if send, _, _ := x.next(now, 64); len(send) > 0 {
+		if send, _, _ := x.next(now, 64, 64); len(send) > 0 {
 			b.Fatal("the circuit is open")
 		}
 	}

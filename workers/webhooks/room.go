@@ -13,8 +13,9 @@ import (
 // that one receiver to which nothing can be delivered does not keep out those to
 // others, and calls to humans have the rest, some of them go before.
 const (
-	// tightAt is the part in use beyond which those that died go, the oldest
-	// first, and leave nothing there but a word for a moment.
+	// tightAt is the part in use beyond which the word of those that were delivered
+	// goes, and where there is none those that died, the oldest first; these leave
+	// nothing there but a word for a moment.
 	tightAt = 0.6
 	// fullAt is that beyond which those go, too, that wait for a receiver that is
 	// away.
@@ -23,6 +24,10 @@ const (
 	roomEvery  = 5 * time.Second
 	roomAtOnce = 200
 	heardBy    = 5 * time.Second // what has become of a delivery, by all workers
+
+	// keepBriefly is for how long one that was delivered is known even then: about as
+	// long as the stream itself knows a repeat of it.
+	keepBriefly = 2 * time.Minute
 )
 
 // keepRoom looks after the room in the outbox until ctx ends.
@@ -38,52 +43,68 @@ func (w *Worker) keepRoom(ctx context.Context) {
 		if err := w.makeRoom(ctx); err != nil && ctx.Err() == nil {
 			w.log.Warn("no room made in the outbox", slog.Any("error", err))
 		}
+		if n := w.forgot.Swap(0); n > 0 {
+			w.log.Warn("dead push notifications forgotten: the outbox fills", slog.Int64("deliveries", n))
+		}
 	}
 }
 
 // makeRoom removes what may go, as long as the outbox has too much.
 func (w *Worker) makeRoom(ctx context.Context) error {
-	w.clearing.Lock()
-	defer w.clearing.Unlock()
-	forgotten := 0
-	defer func() {
-		if forgotten > 0 {
-			w.log.Warn("dead push notifications forgotten: the outbox fills", slog.Int("deliveries", forgotten))
-		}
-	}()
 	for ctx.Err() == nil {
-		s, err := w.cfg.Bus.StreamState(ctx, subjects.StreamWebhooks)
-		if err != nil {
+		if freed, err := w.free(ctx); err != nil || freed == 0 {
 			return err
-		}
-		over := func(part float64) bool { return s.MaxBytes > 0 && float64(s.Bytes) > part*float64(s.MaxBytes) }
-		w.tight.Store(over(tightAt))
-		if !over(tightAt) {
-			return nil
-		}
-		now := w.now()
-		var away []*entry
-		w.mu.Lock()
-		dead := w.index.spare(now.Add(-heardBy), roomAtOnce)
-		if len(dead) == 0 && over(fullAt) {
-			away = w.index.away(now, roomAtOnce)
-			w.inHand += len(away)
-		}
-		w.mu.Unlock()
-		if len(dead)+len(away) == 0 {
-			return nil
-		}
-		for _, e := range dead {
-			if err := w.remove(ctx, e); err != nil {
-				return err
-			}
-			forgotten++
-		}
-		for _, e := range away {
-			w.hand(ctx, e, w.giveUp)
 		}
 	}
 	return nil
+}
+
+// free removes some of what may go, if the outbox has too much, and says how much
+// that was. Who else frees waits no longer than that takes.
+func (w *Worker) free(ctx context.Context) (freed int, err error) {
+	select {
+	case w.clearing <- struct{}{}:
+		defer func() { <-w.clearing }()
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	s, err := w.cfg.Bus.StreamState(ctx, subjects.StreamWebhooks)
+	if err != nil {
+		return 0, err
+	}
+	over := func(part float64) bool { return s.MaxBytes > 0 && float64(s.Bytes) > part*float64(s.MaxBytes) }
+	w.tight.Store(over(tightAt))
+	if !over(tightAt) {
+		return 0, nil
+	}
+	now := w.now()
+	var dead, away []*entry
+	w.mu.Lock()
+	delivered := w.index.spare(fleet.DeliveryDelivered, now.Add(-keepBriefly), roomAtOnce)
+	if len(delivered) == 0 {
+		dead = w.index.spare(fleet.DeliveryDead, now.Add(-heardBy), roomAtOnce)
+	}
+	if len(delivered)+len(dead) == 0 && over(fullAt) {
+		away = w.index.away(now, roomAtOnce)
+	}
+	w.mu.Unlock()
+	for _, e := range delivered {
+		if err := w.remove(ctx, e); err != nil {
+			return freed, err
+		}
+		freed++
+	}
+	for _, e := range dead {
+		if err := w.remove(ctx, e); err != nil {
+			return freed, err
+		}
+		w.forgot.Add(1)
+		freed++
+	}
+	for _, e := range away {
+		w.hand(ctx, e, w.giveUp, nil)
+	}
+	return freed + len(away), nil
 }
 
 // giveUp ends a push notification whose receiver is away.

@@ -1,10 +1,12 @@
 package webhooks
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -49,6 +51,15 @@ func sized(id, schedule string, size int) *fleet.Delivery {
 func put(t *testing.T, b *bus.Bus, d *fleet.Delivery) error {
 	t.Helper()
 	_, err := b.Store(t.Context(), subjects.Webhook(d.Order, d.DeliveryID), fleet.MustEncode(d), string(d.DeliveryID), nil)
+	return err
+}
+
+// leave stores what a delivery has come to, and not the delivery.
+func leave(t *testing.T, b *bus.Bus, d *fleet.Delivery, state string, reason *fleet.Reason) error {
+	t.Helper()
+	st := begin(d, time.Now())
+	st.State, st.Attempts, st.Error = state, 3, reason
+	_, err := b.Store(t.Context(), subjects.WebhookEvent(d.DeliveryID), fleet.MustEncode(&st), "", nil)
 	return err
 }
 
@@ -150,9 +161,7 @@ func TestCallOutOfAFullOutbox(t *testing.T) {
 		}
 		for n, size := 0, 32<<10; size > 0; n++ {
 			d := sized(fmt.Sprint("d", n), fleet.SchedulePush, size)
-			st := begin(d, time.Now())
-			st.State, st.Attempts = fleet.DeliveryDead, 3
-			_, err := b.Store(t.Context(), subjects.WebhookEvent(d.DeliveryID), fleet.MustEncode(&st), "", nil)
+			err := leave(t, b, d, fleet.DeliveryDead, nil)
 			if err == nil {
 				err = put(t, b, d)
 			}
@@ -186,6 +195,9 @@ func TestStaleDeadOfOneReceiver(t *testing.T) {
 		st.State, st.Updated = fleet.DeliveryDead, start.Add(time.Duration(n)*time.Second)
 		x.recorded(&st, uint64(n+100), start)
 	}
+	if first := x.stale(start.Add(time.Hour), keep{KeepDelivered, KeepDead, keepMost, 3}, 1); len(first) != 1 || first[0].id != "d0" {
+		t.Errorf("first %v is forgotten, want d0, the oldest", first)
+	}
 	old := x.stale(start.Add(time.Hour), keep{KeepDelivered, KeepDead, keepMost, 3}, 100)
 	got := map[subjects.DeliveryID]bool{}
 	for _, e := range old {
@@ -196,4 +208,147 @@ func TestStaleDeadOfOneReceiver(t *testing.T) {
 	if len(old) != 2 || !got["d0"] || !got["d1"] || x.count[fleet.DeliveryDead] != 6 {
 		t.Errorf("%v are forgotten and %d are kept, want d0 and d1, the oldest of each, and 6", got, x.count[fleet.DeliveryDead])
 	}
+}
+
+// However long one that died is kept, nothing is held of those that went.
+func TestEndingsGo(t *testing.T) {
+	t.Parallel()
+	x := newIndex(func(string) bool { return true }, limits{perEndpoint: 4, openAfter: 5, probeEvery: time.Minute})
+	start := time.Unix(1e9, 0).UTC()
+	for n := range 5000 {
+		d := sized(fmt.Sprint("d", n), fleet.SchedulePush, 1)
+		st := begin(d, start)
+		st.State, st.Updated = fleet.DeliveryDead, start
+		x.recorded(&st, uint64(n+1), start)
+		if n > 0 {
+			x.forget(x.entries[d.DeliveryID])
+		}
+	}
+	x.stale(start, keep{KeepDelivered, KeepDead, keepMost, keepDeadOf}, 100)
+	if n := len(x.endings[fleet.DeliveryDead]); n != 1 {
+		t.Errorf("%d endings are held, want that of the one that is kept", n)
+	}
+	// Sent again, it ends once more: in the place of the first time.
+	st := x.entries["d0"].state
+	st.State = fleet.DeliveryPending
+	x.recorded(&st, 6000, start)
+	st.State = fleet.DeliveryDead
+	x.recorded(&st, 6001, start)
+	if spare := x.spare(fleet.DeliveryDead, start, 100); len(spare) != 1 {
+		t.Errorf("%d died, want the one, once", len(spare))
+	}
+}
+
+// Where the outbox fills with the word of what was delivered, that goes, and not
+// what died or waits.
+func TestDeliveredLeavesRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := smallOutbox(t)
+		push := func(id, url string) *fleet.Delivery {
+			d := sized(id, fleet.SchedulePush, 100)
+			d.Endpoint, d.URL = "", url
+			return d
+		}
+		for n := range 5 { // the circuit of the receiver is open
+			if err := leave(t, b, push(fmt.Sprint("dead", n), "https://away.example/hook"), fleet.DeliveryDead, answered(503, 0).err); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for n := 0; held(t, b) < 0.78; n++ {
+			if err := leave(t, b, push(fmt.Sprint("d", n), "https://healthy.example/hook"), fleet.DeliveryDelivered, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-time.After(keepBriefly + time.Second)
+		if err := put(t, b, push("waits", "https://away.example/hook")); err != nil {
+			t.Fatal(err)
+		}
+		f := &fake{answer: func() outcome { return answered(503, 0) }}
+		w := f.begin(t, b)
+		<-time.After(2 * roomEvery)
+		if part := held(t, b); part > tightAt {
+			t.Errorf("%.0f %% of the outbox are in use, want at most %.0f %%", 100*part, 100*tightAt)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if got := w.index.count; got[fleet.DeliveryDead] != 5 || got[fleet.DeliveryPending] != 1 {
+			t.Errorf("of 5 that died and one that waits there are %v", got)
+		}
+	})
+}
+
+// A human is called as soon as there is room for that, however long it takes to make
+// more, and the time it took is not taken from the attempt.
+func TestCallAwaitsNoMoreRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := bustest.NewFake(t)
+		b := s.Connect(t)
+		if err := b.Provision(t.Context(), bus.Provisioning{WebhooksMaxBytes: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		if err := put(t, b, sized("call", fleet.ScheduleHuman, 100)); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		for n := 0; err == nil; n++ {
+			err = leave(t, b, sized(fmt.Sprint("d", n), fleet.SchedulePush, 1), fleet.DeliveryDead, nil)
+		}
+		if !errors.Is(err, bus.ErrFull) {
+			t.Fatal(err)
+		}
+		<-time.After(time.Hour)
+		f := &fake{answer: func() outcome { return outcome{status: 200} }}
+		f.begin(t, slow(t, s, 100*time.Millisecond))
+		<-time.After(roomAtOnce*100*time.Millisecond + 2*time.Second)
+		if f.of("call") != 1 {
+			t.Errorf("the human was called %d times, want once, when a little room was made; %.0f %% of the outbox are in use", f.of("call"), 100*held(t, b))
+		}
+		if part := held(t, b); part < tightAt {
+			t.Errorf("only %.0f %% of the outbox are in use: the test does not test", 100*part)
+		}
+		<-time.After(roomAtOnce * 100 * time.Millisecond)
+		if got := lastState(t, b, "call"); got.State != fleet.DeliveryDelivered || got.Attempts != 1 {
+			t.Errorf("the call is %s after %d attempts, want delivered after one", got.State, got.Attempts)
+		}
+	})
+}
+
+// slow is a connection to s that hears late that something is purged.
+func slow(t *testing.T, s *bustest.Server, late time.Duration) *bus.Bus {
+	t.Helper()
+	c := s.Config()
+	c.InProcess = slowServer{c.InProcess, late}
+	b, err := bus.Connect(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+type slowServer struct {
+	server interface{ InProcessConn() (net.Conn, error) }
+	late   time.Duration
+}
+
+// InProcessConn implements what bus.Config asks of a server.
+func (s slowServer) InProcessConn() (net.Conn, error) {
+	conn, err := s.server.InProcessConn()
+	return &slowConn{conn, s.late}, err
+}
+
+type slowConn struct {
+	net.Conn
+	late time.Duration
+}
+
+// Read gives what the server sends, and that something is purged late.
+func (c *slowConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if purged := bytes.Count(p[:n], []byte("stream_purge_response")); purged > 0 {
+		<-time.After(time.Duration(purged) * c.late)
+	}
+	return n, err
 }

@@ -8,53 +8,81 @@ import (
 	"parley/subjects/fleet"
 )
 
-// dead reports whether e is a push notification that died and is known.
-func (x *index) dead(e *entry) bool {
-	return e.state.State == fleet.DeliveryDead && e.state.Schedule == fleet.SchedulePush && x.entries[e.id] == e
+// ending is how a delivery ended, by the record that says so.
+type ending struct {
+	entry *entry
+	seq   uint64
 }
 
-// trim drops from the list of those that died the oldest ones that are not known
-// any more.
-func (x *index) trim() {
-	for len(x.died) > 0 && !x.dead(x.died[0]) {
-		x.died = x.died[1:]
+// endings are those of push notifications, by state and in the order in which they
+// were heard of; those that do not hold any more are void.
+type endings map[string][]ending
+
+// note takes in how e ended, if that may make room.
+func (s endings) note(e *entry) {
+	switch e.state.State {
+	case fleet.DeliveryDead, fleet.DeliveryDelivered:
+		if e.state.Schedule == fleet.SchedulePush {
+			s[e.state.State] = append(s[e.state.State], ending{e, e.stateSeq})
+		}
 	}
 }
 
-// spare are at most limit of the push notifications that died, the oldest first,
-// but none that did so after before. They are so until they are forgotten.
-func (x *index) spare(before time.Time, limit int) (list []*entry) {
+// void reports whether it has been forgotten, or said otherwise, that s is so.
+func (x *index) void(s ending) bool {
+	return s.entry.stateSeq != s.seq || x.entries[s.entry.id] != s.entry
+}
+
+// trim drops void endings: the oldest ones, and all where they are most.
+func (x *index) trim() {
+	for state, list := range x.endings {
+		at := slices.IndexFunc(list, func(s ending) bool { return !x.void(s) })
+		if at < 0 {
+			at = len(list)
+		}
+		clear(list[:at])
+		list = list[at:]
+		if len(list) > 1024 && len(list) > 4*x.count[state] {
+			list = slices.DeleteFunc(list, x.void)
+		}
+		x.endings[state] = list
+	}
+}
+
+// spare are at most limit of the push notifications that ended in state, the oldest
+// first, but none that did so after before. They are so until they are forgotten.
+func (x *index) spare(state string, before time.Time, limit int) (list []*entry) {
 	x.trim()
-	for _, e := range x.died {
+	for _, s := range x.endings[state] {
 		switch {
-		case !x.dead(e):
+		case x.void(s):
 			continue
-		case len(list) == limit, e.state.Updated.After(before):
+		case len(list) == limit, s.entry.state.Updated.After(before):
 			return list
 		}
-		list = append(list, e)
+		list = append(list, s.entry)
 	}
 	return list
 }
 
 // surplus are those of the push notifications that died at one receiver which come
-// before its latest ones.
+// before its latest ones, the oldest first.
 func (x *index) surplus(latest int) (list []*entry) {
-	x.trim()
 	of := make(map[string]int)
-	for _, e := range slices.Backward(x.died) {
-		if !x.dead(e) {
+	for _, s := range slices.Backward(x.endings[fleet.DeliveryDead]) {
+		if x.void(s) {
 			continue
 		}
-		if of[e.state.Endpoint]++; of[e.state.Endpoint] > latest {
-			list = append(list, e)
+		if of[s.entry.state.Endpoint]++; of[s.entry.state.Endpoint] > latest {
+			list = append(list, s.entry)
 		}
 	}
+	slices.Reverse(list)
 	return list
 }
 
-// away takes at most limit push notifications in hand that wait for receivers that
-// are away, the oldest first.
+// away takes at most limit push notifications in hand, to end them, that wait for
+// receivers that are away, the oldest first.
 func (x *index) away(now time.Time, limit int) (list []*entry) {
 	for _, l := range x.lanes {
 		if l.failures < x.limits.openAfter {
@@ -72,6 +100,7 @@ func (x *index) away(now time.Time, limit int) (list []*entry) {
 	list = list[:min(limit, len(list))]
 	for _, e := range list {
 		x.take(e)
+		e.ends = true
 	}
 	return list
 }

@@ -72,8 +72,7 @@ const (
 	writeTimeout = 10 * time.Second // for a state to be stored
 	retryBus     = time.Second      // before what the bus failed is tried again
 	stopGrace    = 15 * time.Second // to finish what is in hand
-	sweepEvery   = time.Minute
-	sweepAtOnce  = 1000
+	endAtOnce    = 16               // of those whose time is over, beside what is sent
 )
 
 func (c Config) withDefaults() Config {
@@ -127,18 +126,21 @@ type Worker struct {
 	notes   *workers.Notes
 	ready   atomic.Bool
 	tight   atomic.Bool   // the outbox has little room, as far as is known
+	forgot  atomic.Int64  // dead push notifications, since that was said last
 	wake    chan struct{} // capacity 1: something may be done
 	writes  atomic.Uint64 // numbers the ids of writes
 	figures figures
+
+	clearing chan struct{} // capacity 1: full while somebody makes room in the outbox
 
 	// set by Run
 	records bus.RecordWriter
 	hands   sync.WaitGroup // what is in hand
 
-	clearing  sync.Mutex // held by who makes room in the outbox; before mu
 	mu        sync.Mutex // guards all below
 	index     *index
-	inHand    int
+	sending   int               // in hand to be sent
+	ending    int               // in hand since their time is over
 	unreached map[string]string // endpoints that could not be reached at the start
 	warned    map[string]bool   // unknown endpoints that were told of
 }
@@ -151,7 +153,7 @@ func New(cfg Config) (*Worker, error) {
 	}
 	id := "webhooks-" + strings.ToLower(rand.Text()[:8])
 	w := &Worker{
-		cfg: cfg, id: id, wake: make(chan struct{}, 1),
+		cfg: cfg, id: id, wake: make(chan struct{}, 1), clearing: make(chan struct{}, 1),
 		log:       cfg.Log.With(slog.String("component", "webhooks"), slog.String("worker_id", id)),
 		endpoints: make(map[string]*endpoint), unreached: make(map[string]string), warned: make(map[string]bool),
 		notes:  workers.NewNotes(cfg.Bus, cfg.Log),
@@ -240,6 +242,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.index.caughtUp()
 	w.mu.Unlock()
 	loops.Go(func() { w.keepRoom(run) })
+	loops.Go(func() { w.keepSwept(run) })
 	if w.cfg.CheckReach {
 		loops.Go(func() { w.checkReach(run) })
 	}
@@ -279,20 +282,18 @@ func cause(ctx, run context.Context) error {
 func (w *Worker) pump(run, work context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	sweep := time.NewTicker(sweepEvery)
-	defer sweep.Stop()
-	w.sweep(run)
 	for {
 		now := w.now()
 		w.mu.Lock()
-		send, over, wake := w.index.next(now, w.cfg.Concurrency-w.inHand)
-		w.inHand += len(send) + len(over)
+		send, over, wake := w.index.next(now, w.cfg.Concurrency-w.sending, endAtOnce-w.ending)
+		w.sending += len(send)
+		w.ending += len(over)
 		w.mu.Unlock()
 		for _, e := range over {
-			w.hands.Go(func() { w.hand(work, e, w.expire) })
+			w.hands.Go(func() { w.hand(work, e, w.expire, &w.ending) })
 		}
 		for _, e := range send {
-			w.hands.Go(func() { w.hand(work, e, w.attempt) })
+			w.hands.Go(func() { w.hand(work, e, w.attempt, &w.sending) })
 		}
 		timer.Stop()
 		if !wake.IsZero() {
@@ -303,15 +304,13 @@ func (w *Worker) pump(run, work context.Context) {
 			return
 		case <-w.wake:
 		case <-timer.C:
-		case <-sweep.C:
-			w.sweep(run)
 		}
 	}
 }
 
 // hand does something with a delivery that is in this worker's hand, and lets
-// go of it.
-func (w *Worker) hand(ctx context.Context, e *entry, do func(context.Context, *entry) error) {
+// go of it; among counts those that are in hand for the same, nil for nothing.
+func (w *Worker) hand(ctx context.Context, e *entry, do func(context.Context, *entry) error, among *int) {
 	err := do(ctx, e)
 	now := w.now()
 	pause := time.Time{}
@@ -325,7 +324,9 @@ func (w *Worker) hand(ctx context.Context, e *entry, do func(context.Context, *e
 		w.log.Warn("delivery not advanced, tried again", slog.String("delivery_id", string(e.id)), slog.Any("error", err))
 	}
 	w.mu.Lock()
-	w.inHand--
+	if among != nil {
+		*among--
+	}
 	w.index.release(e, pause)
 	w.mu.Unlock()
 	w.poke()
@@ -400,45 +401,6 @@ func (w *Worker) bury(ctx context.Context, m bus.Msg, reason error) {
 	if err != nil && ctx.Err() == nil {
 		w.log.Error("poison not moved to the dead letters", slog.String("subject", m.Subject), slog.Any("error", err))
 	}
-}
-
-// sweep removes what is old, and what was left undone.
-func (w *Worker) sweep(ctx context.Context) {
-	w.mu.Lock()
-	left := w.index.leftovers
-	w.index.leftovers = nil
-	old := w.index.stale(w.now(), keep{KeepDelivered, KeepDead, keepMost, keepDeadOf}, sweepAtOnce)
-	w.mu.Unlock()
-	for _, e := range left {
-		if err := w.purge(ctx, e); err != nil {
-			w.log.Warn("delivery not removed", slog.String("delivery_id", string(e.id)), slog.Any("error", err))
-			return // in a day's time it is removed with its state
-		}
-	}
-	for _, e := range old {
-		if err := w.remove(ctx, e); err != nil {
-			w.log.Warn("old delivery not removed", slog.String("delivery_id", string(e.id)), slog.Any("error", err))
-			return
-		}
-	}
-}
-
-// purge removes the delivery itself, which has ended.
-func (w *Worker) purge(ctx context.Context, e *entry) error {
-	w.mu.Lock()
-	order, there := e.state.Order, e.seq > 0
-	w.mu.Unlock()
-	if !there {
-		return nil
-	}
-	if err := w.cfg.Bus.Purge(ctx, subjects.StreamWebhooks, subjects.Webhook(order, e.id)); err != nil {
-		return err
-	}
-	crash.Point("after_webhook_purge")
-	w.mu.Lock()
-	e.seq = 0
-	w.mu.Unlock()
-	return nil
 }
 
 // checkReach says which endpoints cannot be reached. It sends nothing.
