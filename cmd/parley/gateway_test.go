@@ -1,10 +1,13 @@
 package main
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"parley/bus"
 )
 
 func TestReadTokens(t *testing.T) {
