@@ -133,12 +133,11 @@ func TestStorm(t *testing.T) {
 	if l.Total != 0 {
 		t.Errorf("%d dead letters", l.Total)
 	}
+	var answers sync.WaitGroup
 	for _, a := range s.alerts() {
-		// It outlasts a request's time where there are thousands.
-		if err := s.bus.Publish(subjects.API("operator", "escalation", "cancel"), fleet.MustEncode(fleet.EscalationAnswer{ID: a.AlertID}), nil); err != nil {
-			t.Fatal(err)
-		}
+		answers.Go(func() { s.cancel(a.AlertID) })
 	}
+	answers.Wait()
 	s.until("one answer for each alert ends all tasks", func() bool { return s.count(fleet.StateCanceled) == n })
 	s.until("the alerts are over", func() bool { return len(s.alerts()) == 0 })
 }
@@ -222,6 +221,31 @@ func (s *storm) dispatch(n int, task func(int) fleet.Task) {
 		})
 	}
 	wg.Wait()
+}
+
+// cancel answers an alert: once, and once more for each time that it is refused
+// for now. No reply is none of these: there are thousands of tasks.
+func (s *storm) cancel(alert string) {
+	for {
+		ctx, stop := context.WithTimeout(s.t.Context(), patience)
+		m, err := s.bus.Request(ctx, subjects.API("operator", "escalation", "cancel"), fleet.MustEncode(fleet.EscalationAnswer{ID: alert}), nil)
+		stop()
+		if err == nil {
+			_, err = fleet.DecodeReply[fleet.EscalationAnswered](m.Data)
+		}
+		if subjects.CodeOf(err) != subjects.CodeUnavailable {
+			if err != nil {
+				s.t.Logf("answer to %s: %v", alert, err)
+			}
+			return
+		}
+		s.t.Logf("answer to %s: %v", alert, err)
+		select {
+		case <-s.t.Context().Done():
+			return
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 func callAPI[T any](s *storm, noun, verb string, req any) T {

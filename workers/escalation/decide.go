@@ -41,12 +41,23 @@ func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.Escalat
 	case id == "":
 		return w.decideUnknown(ctx, req, fleet.AlertAnswer{HumanAnswer: h, Result: req.Result})
 	}
+	for {
+		done, err := w.decideGroup(ctx, id, verb, h, req, repeat)
+		if !errors.Is(err, bus.ErrConflict) { // as when its contact is called at the same time
+			return done, err
+		}
+	}
+}
+
+// decideGroup takes in the answer to a group's alert; ErrConflict when the alert
+// has changed meanwhile.
+func (w *Worker) decideGroup(ctx context.Context, id, verb string, h fleet.HumanAnswer, req *fleet.EscalationAnswer, repeat bool) (*fleet.EscalationAnswered, error) {
 	rev, a, err := w.readAlert(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if was := a.Answer; repeat && was != nil && a.AlertID == req.ID && was.By == by && was.Verb == verb && was.AgentID == h.AgentID && was.Text == h.Text {
-		return &fleet.EscalationAnswered{ID: req.ID, Verb: verb, By: by, Tasks: w.left(id)}, nil
+	if was := a.Answer; repeat && was != nil && a.AlertID == req.ID && was.By == h.By && was.Verb == verb && was.AgentID == h.AgentID && was.Text == h.Text {
+		return &fleet.EscalationAnswered{ID: req.ID, Verb: verb, By: h.By, Tasks: w.left(id)}, nil
 	}
 	if err := open(a, req.ID); err != nil {
 		return nil, err
@@ -59,10 +70,7 @@ func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.Escalat
 	defer w.release(id)
 	about := w.waiting(id) // once the answer is stored, other workers carry it out, too
 	crash.Point("before_answer")
-	if err := w.putAlert(ctx, id, *a, rev, fleet.AlertEvent{Event: "answered", By: by, Count: about, Message: verb}); err != nil {
-		if errors.Is(err, bus.ErrConflict) {
-			return nil, w.outrun(ctx, id, req.ID)
-		}
+	if err := w.putAlert(ctx, id, *a, rev, fleet.AlertEvent{Event: "answered", By: h.By, Count: about, Message: verb}); err != nil {
 		return nil, err
 	}
 	crash.Point("after_answer")
@@ -92,19 +100,6 @@ func (w *Worker) left(id string) (n int) {
 		}
 	})
 	return n
-}
-
-// outrun is what is said where another change of the alert was faster.
-func (w *Worker) outrun(ctx context.Context, id, alert string) error {
-	_, a, err := w.readAlert(ctx, id)
-	if err == nil {
-		err = open(a, alert)
-	}
-	if err == nil {
-		err = subjects.Errorf(subjects.CodeUnavailable, "alert %s has changed at the same time", alert).
-			WithRemedy("repeat the answer").RetryAfter(time.Second)
-	}
-	return err
 }
 
 // open refuses an answer to an alert that needs none any more.

@@ -247,6 +247,50 @@ func TestTwoAnswersAtOnce(t *testing.T) {
 	}
 }
 
+// TestAnswerWhileItsAlertChanges: what else is written of an alert at the same
+// time, as that its contact was called, has no answer refused.
+func TestAnswerWhileItsAlertChanges(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, bustest.New(t))
+	w.worker(escalation.Config{Chain: quick("oncall"), GroupBy: []string{"task"}})
+	const n = 20
+	for i := range n {
+		w.wait(subjects.TaskID(fmt.Sprintf("t%d", i)), "a", subjects.CodeAgentError)
+	}
+	bustest.Eventually(t, "an alert of each", func() bool { return len(w.list()) == n })
+	kv, err := w.bus.KV(t.Context(), subjects.BucketAlerts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range w.list() {
+		answered := make(chan struct{})
+		var rival sync.WaitGroup
+		rival.Go(func() { // another worker of escalations
+			key, _ := strings.CutSuffix("alert."+a.AlertID, fmt.Sprintf("-%d", a.Number))
+			for {
+				select {
+				case <-answered:
+					return
+				default:
+				}
+				e, err := kv.Get(t.Context(), key)
+				if err == nil {
+					_, err = kv.Update(t.Context(), key, e.Value, e.Revision)
+				}
+				if err != nil && !errors.Is(err, bus.ErrConflict) {
+					t.Error(err)
+					return
+				}
+			}
+		})
+		if _, err := call[fleet.EscalationAnswered](w, "cancel", fleet.EscalationAnswer{ID: a.AlertID}); err != nil {
+			t.Errorf("an answer to alert %s = %v", a.AlertID, err)
+		}
+		close(answered)
+		rival.Wait()
+	}
+}
+
 // TestADay plays 24 hours of an alert that nobody answers, on the real server:
 // two contacts, the second after 5 min, the whole chain each 30 min; with one
 // acknowledgement that times out.
