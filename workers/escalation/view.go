@@ -306,7 +306,7 @@ func labelsOf(e *fleet.Event, t *fleet.AlertTask, by []string) (labels map[strin
 // alertTask is what humans are told of the task whose record is e.
 func alertTask(e *fleet.Event) fleet.AlertTask {
 	t := fleet.AlertTask{
-		TaskID: e.TaskID, Seq: cmp.Or(e.Facts.AskedSeq, e.Seq), From: e.Facts.From, Since: e.Time, SessionID: e.Facts.SessionID, RunID: e.Facts.RunID,
+		TaskID: e.TaskID, Seq: cmp.Or(e.Facts.AskedSeq, e.Seq), From: e.Facts.From, Since: waitsSince(e), SessionID: e.Facts.SessionID, RunID: e.Facts.RunID,
 		Tried: fleet.TriedIn(e, 5), TokensSpent: e.Facts.TokensSpent, TokenBudget: e.Facts.TokenBudget,
 		AlertRepeat: e.Facts.Policy.AlertRepeat, GiveUpAt: e.Facts.Deadline, Traceparent: e.Called(),
 	}
@@ -320,6 +320,16 @@ func alertTask(e *fleet.Event) fleet.AlertTask {
 		t.AgentID = e.Facts.Attempts[n-1].AgentID
 	}
 	return t
+}
+
+// waitsSince is when the wait began that e is a record of: what others say
+// meanwhile, and what was spent before, are records too.
+func waitsSince(e *fleet.Event) time.Time {
+	if e.Facts.AlertAt == nil {
+		return e.Time
+	}
+	repeat := cmp.Or(e.Facts.Policy.AlertRepeat, fleet.DefaultAlertRepeat.Seconds())
+	return e.Facts.AlertAt.Add(-time.Duration(repeat * float64(time.Second)))
 }
 
 func clip(s string, n int) string {

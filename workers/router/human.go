@@ -225,7 +225,7 @@ func spentLate(e *fleet.Event, c claim, tokens int64, now time.Time) *fleet.Even
 		if a.Tokens != 0 { // it was told
 			return nil
 		}
-		n := next(e, fleet.KindSpent, e.State, now)
+		n := beside(e, fleet.KindSpent, now)
 		n.Facts.Attempts = slices.Clone(e.Facts.Attempts)
 		n.Facts.Attempts[i].Tokens = tokens
 		n.Facts.TokensSpent += tokens

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"parley/subjects"
 	"parley/subjects/fleet"
 )
 
@@ -57,6 +58,25 @@ func TestSpentLate(t *testing.T) {
 		}
 		if got != tt.want {
 			t.Errorf("%s: counted for attempt %d, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestBeside: what is said of a task that waits does not hide why it waits.
+func TestBeside(t *testing.T) {
+	t.Parallel()
+	e := &fleet.Event{
+		Seq: 3, Kind: fleet.KindHuman, State: fleet.StateInputRequired, Reason: &fleet.Reason{Code: subjects.CodeAgentLost, Message: "gone"},
+		Facts: fleet.Facts{Await: fleet.AwaitHuman, AskedSeq: 3, Attempts: []fleet.Attempt{{Attempt: 1, AgentID: "a"}}},
+	}
+	now := time.Now()
+	for kind, n := range map[string]*fleet.Event{
+		fleet.KindSpent:    spentLate(e, claim{agent: "a", attempt: 1}, 10, now),
+		fleet.KindMessage:  added(e, fleet.Message{}, now),
+		fleet.KindArtifact: published(e, &fleet.Artifact{}, now),
+	} {
+		if n.Kind != kind || n.Seq != 4 || n.State != e.State || n.Reason != e.Reason || n.Facts.AskedSeq != 3 {
+			t.Errorf("%s: %+v, want the state and the reason of the record before", kind, n)
 		}
 	}
 }

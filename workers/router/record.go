@@ -93,6 +93,13 @@ func next(e *fleet.Event, kind string, state fleet.State, now time.Time) *fleet.
 	return &n
 }
 
+// beside is a record of what changes neither the state nor why it is so.
+func beside(e *fleet.Event, kind string, now time.Time) *fleet.Event {
+	n := next(e, kind, e.State, now)
+	n.Reason = e.Reason
+	return n
+}
+
 // holder is who has a task in hand.
 type holder struct {
 	agent    subjects.AgentID
@@ -371,7 +378,7 @@ func answered(e *fleet.Event, a *fleet.Answer, now time.Time) *fleet.Event {
 
 // added is the record of a follow-up; nothing else changes.
 func added(e *fleet.Event, m fleet.Message, now time.Time) *fleet.Event {
-	n := next(e, fleet.KindMessage, e.State, now)
+	n := beside(e, fleet.KindMessage, now)
 	n.Facts.Messages = append(slices.Clip(e.Facts.Messages), m)
 	n.Data.Message = &m
 	return n
@@ -379,7 +386,7 @@ func added(e *fleet.Event, m fleet.Message, now time.Time) *fleet.Event {
 
 // published is the record of a piece of output; nothing else changes.
 func published(e *fleet.Event, a *fleet.Artifact, now time.Time) *fleet.Event {
-	n := next(e, fleet.KindArtifact, e.State, now)
+	n := beside(e, fleet.KindArtifact, now)
 	n.Data.Artifact = a
 	return n
 }
