@@ -1,10 +1,12 @@
 package bus_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,7 +57,7 @@ func TestConsumeVerdicts(t *testing.T) {
 		t.Errorf("deliveries (-want +got):\n%s", diff)
 	}
 	bustest.Eventually(t, "an inbox that is done with", func() bool { return undone(t, b) == 0 })
-	if err := b.DropDone(ctx, "FLEET_INBOX", "routers"); err != nil {
+	if err := b.DropDone(ctx, "FLEET_INBOX", "routers", time.Now().Add(time.Minute)); err != nil {
 		t.Error(err)
 	}
 	if s, err := b.StreamState(ctx, "FLEET_INBOX"); err != nil || s.Msgs != 1 || s.LastSeq != 5 {
@@ -88,6 +90,58 @@ func TestConsumeVerdicts(t *testing.T) {
 	cancel()
 	if err := <-consume; err != nil {
 		t.Errorf("Consume = %v", err)
+	}
+}
+
+// TestDropDoneOfACrowdedStream: what is done goes before its time where a quarter
+// of the room is taken, and what is not done stays.
+func TestDropDoneOfACrowdedStream(t *testing.T) {
+	t.Parallel()
+	ctx, srv := t.Context(), bustest.New(t)
+	b := srv.Connect(t)
+	if err := b.Provision(ctx, bus.Provisioning{Replicas: 1, InboxMaxBytes: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	const most, undoneFrom = 40, 36
+	for i := range most {
+		if _, err := b.Store(ctx, "fleet.dispatch.boss", bytes.Repeat([]byte("x"), 16<<10), strconv.Itoa(i), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan uint64, most)
+	consume := make(chan error, 1)
+	reading, stop := context.WithCancel(ctx)
+	go func() {
+		consume <- b.Consume(reading, bus.Consumer{Stream: "FLEET_INBOX", Durable: "routers", Concurrency: 1},
+			func(_ context.Context, m bus.Msg) error {
+				if m.Seq >= undoneFrom {
+					return bus.Later(errors.New("busy"), time.Hour)
+				}
+				done <- m.Seq
+				return nil
+			})
+	}()
+	for range undoneFrom - 1 {
+		<-done
+	}
+	bustest.Eventually(t, "acknowledgements", func() bool { return undone(t, b) == most+1-undoneFrom })
+	for _, want := range []uint64{21, 31, 31} { // 40 of 16 KiB, then 20, then 10
+		if err := b.DropDone(ctx, "FLEET_INBOX", "routers", time.Now().Add(-time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := b.StreamState(ctx, "FLEET_INBOX"); err != nil || s.FirstSeq != want {
+			t.Errorf("it begins with %d, %v, want %d", s.FirstSeq, err, want)
+		}
+	}
+	if err := b.DropDone(ctx, "FLEET_INBOX", "routers", time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := b.StreamState(ctx, "FLEET_INBOX"); err != nil || s.FirstSeq != undoneFrom-1 || s.LastSeq != most {
+		t.Errorf("it holds %d to %d, %v, want %d to %d", s.FirstSeq, s.LastSeq, err, undoneFrom-1, most)
+	}
+	stop()
+	if err := <-consume; err != nil {
+		t.Error(err)
 	}
 }
 

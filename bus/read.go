@@ -26,6 +26,8 @@ type getRequest struct {
 	MultiLast []string `json:"multi_last,omitempty"`
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
 	MaxBytes  int      `json:"max_bytes,omitempty"` // the batch ends with the message that reaches it
+
+	Since *time.Time `json:"start_time,omitempty"` // the first stored then or later
 }
 
 // Last returns the last message of subject as the stream's leader has it. A
@@ -189,8 +191,10 @@ func (b *Bus) purge(ctx context.Context, stream string, req purgeRequest) error 
 }
 
 // DropDone deletes the messages of stream that its durable consumer has done
-// with, but for the last of them: a stream that is not empty knows where it was.
-func (b *Bus) DropDone(ctx context.Context, stream, durable string) error {
+// with and that were stored before a time, but for the last of them (ADR 22).
+// Where the stream holds a quarter of what it may, the younger half goes by no
+// time.
+func (b *Bus) DropDone(ctx context.Context, stream, durable string, before time.Time) error {
 	var resp struct {
 		jetstream.ConsumerInfo
 		Error *jetstream.APIError `json:"error"`
@@ -199,22 +203,40 @@ func (b *Bus) DropDone(ctx context.Context, stream, durable string) error {
 		return fmt.Errorf("consumer %s of %s: %w", durable, stream, err)
 	}
 	s, err := b.StreamState(ctx, stream)
-	if err != nil || resp.AckFloor.Stream <= s.FirstSeq {
+	if err != nil || s.Msgs == 0 {
 		return err
 	}
-	return b.PurgeBefore(ctx, stream, resp.AckFloor.Stream)
+	last := s.LastSeq // that is to go, or to stay as the last that was to go
+	switch m, err := b.leaderGet(ctx, stream, getRequest{Since: &before}); {
+	case err == nil:
+		last = m.Seq - 1
+	case !errors.Is(err, ErrNotFound):
+		return err
+	}
+	if s.crowded() {
+		last = max(last, s.FirstSeq+s.Msgs/2)
+	}
+	if last = min(last, resp.AckFloor.Stream); last <= s.FirstSeq {
+		return nil
+	}
+	return b.PurgeBefore(ctx, stream, last)
 }
 
 // StreamState is what a stream holds now.
 type StreamState struct {
 	Msgs, Bytes       uint64
-	MaxBytes          int64 // -1 = no limit
+	MaxBytes, MaxMsgs int64 // -1 = no limit
 	FirstSeq, LastSeq uint64
 	Subjects          uint64
 	Replicas          int
 	Cluster           string // of servers, its name; "" on a single server
 	Leader            string // server name, "" on a single server
 	Created           time.Time
+}
+
+// crowded reports whether the stream holds a quarter of what it may.
+func (s *StreamState) crowded() bool {
+	return s.MaxBytes > 0 && s.Bytes > uint64(s.MaxBytes)/4 || s.MaxMsgs > 0 && s.Msgs > uint64(s.MaxMsgs)/4
 }
 
 // StreamState asks the stream's leader.
@@ -227,7 +249,7 @@ func (b *Bus) StreamState(ctx context.Context, stream string) (StreamState, erro
 		return StreamState{}, fmt.Errorf("state of %s: %w", stream, err)
 	}
 	s := StreamState{
-		Msgs: resp.State.Msgs, Bytes: resp.State.Bytes, MaxBytes: resp.Config.MaxBytes,
+		Msgs: resp.State.Msgs, Bytes: resp.State.Bytes, MaxBytes: resp.Config.MaxBytes, MaxMsgs: resp.Config.MaxMsgs,
 		FirstSeq: resp.State.FirstSeq, LastSeq: resp.State.LastSeq,
 		Subjects: resp.State.NumSubjects, Replicas: resp.Config.Replicas, Created: resp.Created,
 	}

@@ -73,7 +73,7 @@ func taskAssets(p Provisioning, size sizes) []asset {
 				Description: "The raw door: dispatches until they have become a task record",
 				Subjects:    []string{subjects.DispatchPattern},
 				// No work queue: one that is empty when all copies lose power may have
-				// no leader ever again (ADR 21). Bus.DropDone clears it up.
+				// no leader ever again (ADR 21, 22). Bus.DropDone clears it up.
 				Discard:  jetstream.DiscardNew,
 				MaxMsgs:  1_000_000,
 				MaxBytes: size.inbox,

@@ -131,7 +131,9 @@ func excesses() []planting {
 		{"goroutines", "it has 701 goroutines, and had 100", func(f *findings) { f.rest.Processes["router-1"] = held{Goroutines: 701, Before: 100} }},
 		{"files", "it has 151 files open", func(f *findings) { f.rest.Processes["cast-0"] = held{Files: 151} }},
 		{"memory", "601 MiB of memory", func(f *findings) { f.rest.Processes["cast-0"] = held{Memory: 601 << 20} }},
-		{"an inbox that is kept", "FLEET_INBOX: it keeps 65 messages", func(f *findings) { f.rest.Streams["FLEET_INBOX"] = stored{Messages: 65} }},
+		{"an inbox that is kept", "FLEET_INBOX: it keeps 2 messages, the first for 16m", func(f *findings) {
+			f.rest.Streams["FLEET_INBOX"] = stored{Messages: 2, First: f.rest.At.Add(-16 * time.Minute)}
+		}},
 		{"a stream that grows", "FLEET_RUNS: it keeps 32001 messages", func(f *findings) { f.rest.Streams["FLEET_RUNS"] = stored{Messages: 32_001} }},
 		{"a disk that fills", "n1: 335 MiB of its disk are used, want 334", func(f *findings) { f.rest.Disks["n1"] = 335 << 20 }},
 	}

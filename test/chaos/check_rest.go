@@ -11,18 +11,19 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 )
 
 // Bounds of what is held when everything has come to rest. A router keeps 256
-// goroutines for what comes next, and each service of a worker 64. What goes
-// through the inbox is a record within seconds; any other stream is in some
-// proportion to what is done. Disks have the streams, and what servers remember
-// of writes.
+// goroutines for what comes next, and each service of a worker 64. The inbox has
+// the last ten minutes, and one more that is as much older as nobody came meanwhile;
+// any other stream is in some proportion to what is done. Disks have the streams,
+// and what servers remember of writes.
 const (
 	filesMost      = 150
 	memoryMost     = 600 << 20
 	goroutinesMore = 600
-	inboxMost      = 64
+	inboxOldest    = 15 * time.Minute
 	messagesMore   = 2000 // than recordsTimes as many as there are records
 	recordsTimes   = 3
 	diskRoom       = 256 << 20
@@ -45,15 +46,13 @@ func (r *rest) excess() (wrong []violation) {
 	}
 	records := r.Streams["FLEET_TASKS"].Messages
 	for _, name := range slices.Sorted(maps.Keys(r.Streams)) {
-		most := recordsTimes*records + messagesMore
-		switch name {
-		case "FLEET_TASKS", canaryStream:
-			continue
-		case "FLEET_INBOX":
-			most = inboxMost
-		}
-		if n := r.Streams[name].Messages; n > most {
-			fault(name, "it keeps %d messages, want %d at most, with %d records of tasks", n, most, records)
+		s, most := r.Streams[name], recordsTimes*records+messagesMore
+		switch {
+		case name == "FLEET_TASKS", name == canaryStream:
+		case name == "FLEET_INBOX" && s.Messages > 1 && r.At.Sub(s.First) > inboxOldest:
+			fault(name, "it keeps %d messages, the first for %s", s.Messages, r.At.Sub(s.First).Round(time.Second))
+		case s.Messages > most:
+			fault(name, "it keeps %d messages, want %d at most, with %d records of tasks", s.Messages, most, records)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Disks)) {

@@ -74,7 +74,6 @@ var bugs = []bug{
 	{"link_twice", "17 replays", "its answer was taken once more", ""},
 	{"leak", "25 resources", "", ""},
 	{"leak_goroutines", "25 resources", "goroutines, and had", ""},
-	{"inbox_kept", "25 resources", "FLEET_INBOX: it keeps", ""},
 	{"shared_budget_ignored", "19 budgets", "", ""},
 	{"charge_lost", "19 budgets", "which is not charged to", ""},
 	{"charged_twice", "19 budgets", "none of those that it has is", ""},

@@ -18,6 +18,7 @@ import (
 
 // rest is what is held once everything has come to rest.
 type rest struct {
+	At        time.Time         `json:"at,omitzero"`
 	Processes map[string]held   `json:"processes"`
 	Streams   map[string]stored `json:"streams"`
 	Disks     map[string]int64  `json:"disks"` // bytes, by server
@@ -34,8 +35,9 @@ type held struct {
 
 // stored is how much a stream keeps.
 type stored struct {
-	Messages uint64 `json:"messages"`
-	Bytes    uint64 `json:"bytes"`
+	Messages uint64    `json:"messages"`
+	Bytes    uint64    `json:"bytes"`
+	First    time.Time `json:"first,omitzero"` // message was stored
 }
 
 // restEvery is how often it is looked at until it is little enough.
@@ -61,7 +63,7 @@ func (st *stage) awaitRest(ctx context.Context, within time.Duration) error {
 func (st *stage) lookAtRest(ctx context.Context) (*rest, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	r := &rest{Processes: map[string]held{}, Streams: map[string]stored{}, Disks: map[string]int64{}}
+	r := &rest{At: time.Now(), Processes: map[string]held{}, Streams: map[string]stored{}, Disks: map[string]int64{}}
 	for _, p := range st.f.all() {
 		h, err := p.holds()
 		if err != nil {
@@ -77,7 +79,7 @@ func (st *stage) lookAtRest(ctx context.Context) (*rest, error) {
 	}
 	list := st.c.js.ListStreams(ctx)
 	for s := range list.Info() {
-		r.Streams[s.Config.Name] = stored{s.State.Msgs, s.State.Bytes}
+		r.Streams[s.Config.Name] = stored{s.State.Msgs, s.State.Bytes, s.State.FirstTime}
 	}
 	if err := list.Err(); err != nil {
 		return nil, err

@@ -256,8 +256,13 @@ func (w *Worker) giveBack(ctx context.Context, key ownKey) {
 	crash.Point("after_key_back")
 }
 
-// inboxDurable is the consumer by which routers share the raw door.
-const inboxDurable = "routers"
+const (
+	// inboxDurable is the consumer by which routers share the raw door.
+	inboxDurable = "routers"
+	// keepInbox is for how long the raw door keeps what has become a record: for
+	// longer than its servers take from one snapshot to the next (ADR 22).
+	keepInbox = 10 * time.Minute
+)
 
 func (w *Worker) inbox() bus.Consumer {
 	return bus.Consumer{

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"parley/bus/crash"
-	"parley/bus/plant"
 	"parley/subjects"
 )
 
@@ -37,8 +36,8 @@ func (w *Worker) housekeep(ctx context.Context) {
 			return
 		case <-disk.C:
 			w.lookAtDisk(ctx)
-			if w.owns("inbox") && !plant.Bug("inbox_kept") {
-				if err := w.bus.DropDone(ctx, subjects.StreamInbox, inboxDurable); err != nil && ctx.Err() == nil {
+			if w.owns("inbox") {
+				if err := w.bus.DropDone(ctx, subjects.StreamInbox, inboxDurable, w.now().Add(-keepInbox)); err != nil && ctx.Err() == nil {
 					w.log.Warn("clear up the inbox", slog.Any("error", err))
 				}
 				crash.Point("after_inbox_clear")
