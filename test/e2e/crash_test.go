@@ -250,6 +250,27 @@ func (f *testFleet) hasteInbox() {
 	}
 }
 
+// shrinkInbox leaves the inbox room for a few messages, so that what is done does
+// not stay for its ten minutes. A router that starts makes the room what it was.
+func (f *testFleet) shrinkInbox() {
+	f.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	js, err := jetstream.New(f.nc)
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	s, err := js.Stream(ctx, "FLEET_INBOX")
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	cfg := s.CachedInfo().Config
+	cfg.MaxMsgs = 8
+	if _, err := js.UpdateStream(ctx, cfg); err != nil {
+		f.tb.Fatal(err)
+	}
+}
+
 // sends dispatches d.
 func sends(d dispatch) func(context.Context, *stage) error {
 	return func(ctx context.Context, s *stage) error {
