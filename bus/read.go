@@ -192,8 +192,7 @@ func (b *Bus) purge(ctx context.Context, stream string, req purgeRequest) error 
 
 // DropDone deletes the messages of stream that its durable consumer has done
 // with and that were stored before a time, but for the last of them (ADR 22).
-// Where the stream holds a quarter of what it may, the younger half goes by no
-// time.
+// Where the stream holds a quarter of what it may, its older half is old enough.
 func (b *Bus) DropDone(ctx context.Context, stream, durable string, before time.Time) error {
 	var resp struct {
 		jetstream.ConsumerInfo
@@ -206,7 +205,7 @@ func (b *Bus) DropDone(ctx context.Context, stream, durable string, before time.
 	if err != nil || s.Msgs == 0 {
 		return err
 	}
-	last := s.LastSeq // that is to go, or to stay as the last that was to go
+	last := s.LastSeq // of those that are old enough
 	switch m, err := b.leaderGet(ctx, stream, getRequest{Since: &before}); {
 	case err == nil:
 		last = m.Seq - 1
