@@ -229,16 +229,23 @@ func (sc scenario) play(t *testing.T, env string, meanwhile func(f *testFleet, f
 	return lostKinds(t, first)
 }
 
+// jetstream is the fleet's, for whoever is no worker.
+func (f *testFleet) jetstream() jetstream.JetStream {
+	f.tb.Helper()
+	js, err := jetstream.New(f.nc)
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	return js
+}
+
 // hasteInbox makes what a dead router took from the inbox come again at once
 // rather than after half a minute.
 func (f *testFleet) hasteInbox() {
 	f.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	js, err := jetstream.New(f.nc)
-	if err != nil {
-		f.tb.Fatal(err)
-	}
+	js := f.jetstream()
 	c, err := js.Consumer(ctx, "FLEET_INBOX", "routers")
 	if err != nil {
 		f.tb.Fatal(err)
@@ -256,10 +263,7 @@ func (f *testFleet) shrinkInbox() {
 	f.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	js, err := jetstream.New(f.nc)
-	if err != nil {
-		f.tb.Fatal(err)
-	}
+	js := f.jetstream()
 	s, err := js.Stream(ctx, "FLEET_INBOX")
 	if err != nil {
 		f.tb.Fatal(err)
@@ -459,10 +463,7 @@ func (f *testFleet) deadLetters() (reasons []string) {
 	f.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	js, err := jetstream.New(f.nc)
-	if err != nil {
-		f.tb.Fatal(err)
-	}
+	js := f.jetstream()
 	s, err := js.Stream(ctx, "FLEET_DLQ")
 	if err != nil {
 		f.tb.Fatal(err)
