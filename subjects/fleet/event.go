@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -199,6 +200,11 @@ type Policy struct {
 	AlertRepeat  float64            `json:"alert_repeat,omitzero"`  // seconds
 	GiveUpAfter  float64            `json:"give_up_after,omitzero"` // seconds
 	Unknown      Unknown            `json:",unknown"`
+}
+
+// Repeat is after how long people are told again.
+func (p *Policy) Repeat() time.Duration {
+	return cmp.Or(time.Duration(p.AlertRepeat*float64(time.Second)), DefaultAlertRepeat)
 }
 
 // Attempt is one agent's try at a task, ended.

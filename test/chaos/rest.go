@@ -18,7 +18,7 @@ import (
 
 // rest is what is held once everything has come to rest.
 type rest struct {
-	At        time.Time         `json:"at,omitzero"`
+	At        time.Time         `json:"at,omitzero"` // it was looked at
 	Processes map[string]held   `json:"processes"`
 	Streams   map[string]stored `json:"streams"`
 	Disks     map[string]int64  `json:"disks"` // bytes, by server

@@ -233,13 +233,12 @@ func (s *storm) cancel(alert string) {
 		if err == nil {
 			_, err = fleet.DecodeReply[fleet.EscalationAnswered](m.Data)
 		}
+		if err != nil {
+			s.t.Logf("answer to %s: %v", alert, err)
+		}
 		if subjects.CodeOf(err) != subjects.CodeUnavailable {
-			if err != nil {
-				s.t.Logf("answer to %s: %v", alert, err)
-			}
 			return
 		}
-		s.t.Logf("answer to %s: %v", alert, err)
 		select {
 		case <-s.t.Context().Done():
 			return
@@ -345,13 +344,13 @@ func (s *storm) until(what string, ok func() bool) {
 	for !ok() {
 		select {
 		case <-limit.C:
+			open, by := s.alerts(), make(map[fleet.State]int)
 			s.mu.Lock()
-			defer s.mu.Unlock()
-			by := make(map[fleet.State]int)
 			for _, end := range s.ends {
 				by[end]++
 			}
-			s.t.Fatalf("%s: not in time; tasks have ended %v, and %d alerts are open: %+v", what, by, len(s.alerts()), s.alerts())
+			s.mu.Unlock()
+			s.t.Fatalf("%s: not in time; tasks have ended %v, and %d alerts are open: %+v", what, by, len(open), open)
 		case <-tick.C:
 		}
 	}

@@ -328,8 +328,7 @@ func waitsSince(e *fleet.Event) time.Time {
 	if e.Facts.AlertAt == nil {
 		return e.Time
 	}
-	repeat := cmp.Or(e.Facts.Policy.AlertRepeat, fleet.DefaultAlertRepeat.Seconds())
-	return e.Facts.AlertAt.Add(-time.Duration(repeat * float64(time.Second)))
+	return e.Facts.AlertAt.Add(-e.Facts.Policy.Repeat())
 }
 
 func clip(s string, n int) string {

@@ -60,7 +60,7 @@ func awaitHuman(n *fleet.Event) {
 	n.Facts.Human = nil
 	n.Facts.Await, n.Facts.AskedSeq = fleet.AwaitHuman, n.Seq
 	p := n.Facts.Policy
-	alert := n.Time.Add(seconds(cmp.Or(p.AlertRepeat, fleet.DefaultAlertRepeat.Seconds())))
+	alert := n.Time.Add(p.Repeat())
 	until := n.Time.Add(seconds(cmp.Or(p.GiveUpAfter, fleet.DefaultGiveUpAfter.Seconds())))
 	n.Facts.AlertAt, n.Facts.GiveUpAt = &alert, &until
 }
