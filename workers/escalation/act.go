@@ -194,13 +194,10 @@ func (w *Worker) do(ctx context.Context, d due) error {
 	if e.TaskID == "" && d.shown.Count == 1 && len(d.shown.Tasks) == 1 { // it is about that one
 		e.TaskID = d.shown.Tasks[0].TaskID
 	}
-	if err := w.putAlert(ctx, d.group, is, d.rev, e); err != nil {
-		return err
-	}
 	if e.Event == "triggered" && was.Number > 0 {
-		w.archive(ctx, was)
+		w.archive(ctx, was) // first: once it is replaced, it is found nowhere else
 	}
-	return nil
+	return w.putAlert(ctx, d.group, is, d.rev, e)
 }
 
 // putAlert stores an alert over its revision, with what has happened to it.
