@@ -29,7 +29,7 @@ func (b *Bus) Canary(ctx context.Context) error {
 	ctx, cancel := withDefaultTimeout(ctx, readTry)
 	defer cancel()
 	began := time.Now()
-	k := &KV{b: b, stream: "KV_" + subjects.BucketWorkers, prefix: "$KV." + subjects.BucketWorkers + "."}
+	k := b.scratch()
 	wrote, err := k.Put(ctx, canaryKey, strconv.AppendInt(nil, time.Now().UnixNano(), 10))
 	if err != nil {
 		return fmt.Errorf("canary: write to %s: %w", k.stream, err)

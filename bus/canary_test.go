@@ -63,7 +63,7 @@ func TestCanaryWithoutMajority(t *testing.T) {
 		return len(hold) == 3
 	})
 	bustest.Eventually(t, "a canary that goes through", func() bool { return b.Canary(t.Context()) == nil })
-	keep := holders(t, b, "KV_"+subjects.BucketWorkers)
+	keep := holders(t, b, "KV_"+subjects.BucketScratch)
 	stopped := 0
 	for i := range 5 {
 		if name := s.NATS(i).Name(); stopped < 2 && slices.Contains(hold, name) && !slices.Contains(keep, name) {

@@ -139,8 +139,13 @@ func sessionAssets(p Provisioning, size sizes) []asset {
 		{keepSize: keep, stream: tells(bucket(subjects.BucketSessions, "sessions", "Session records, 24 h after their last renewal", jetstream.StreamConfig{
 			MaxAge: day, AllowMsgTTL: true, SubjectDeleteMarkerTTL: day, MaxBytes: size.bucket,
 		}))},
-		{keepSize: keep, stream: bucket(subjects.BucketWorkers, anyWorker, "What workers remember together: keys, positions", jetstream.StreamConfig{
+		{keepSize: keep, stream: bucket(subjects.BucketWorkers, anyWorker, "What workers remember together: keys", jetstream.StreamConfig{
 			AllowMsgTTL: true, SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
+		})},
+		// What is overwritten stays until a snapshot was taken of what came after it
+		// (ADR 22), by a thousand processes, too. A few keys, so some megabytes.
+		{stream: bucket(subjects.BucketScratch, anyWorker, "What workers write all the time, and can make anew: positions, the canary", jetstream.StreamConfig{
+			MaxMsgsPerSubject: 50_000,
 		})},
 		{keepSize: keep, stream: tells(bucket(subjects.BucketIdentities, "callout", "Who may connect and sign, with sealed keys", jetstream.StreamConfig{
 			SubjectDeleteMarkerTTL: 5 * time.Minute, MaxBytes: size.bucket,
@@ -296,11 +301,11 @@ func ages(stream string) bool {
 	return stream == subjects.StreamWebhooks || stream == "KV_"+subjects.BucketSessions
 }
 
-// bucket is the stream of a key-value bucket, history 1.
+// bucket is the stream of a key-value bucket, of history 1 where c says nothing.
 func bucket(name, writer, description string, c jetstream.StreamConfig) jetstream.StreamConfig {
 	c.Name, c.Description = "KV_"+name, description
 	c.Subjects = []string{"$KV." + name + ".>"}
-	c.MaxMsgsPerSubject = 1
+	c.MaxMsgsPerSubject = cmp.Or(c.MaxMsgsPerSubject, 1)
 	c.Discard = jetstream.DiscardNew
 	c.AllowRollup, c.DenyDelete = true, true
 	c.Metadata = map[string]string{"writer": writer}

@@ -5,7 +5,8 @@ const (
 	StreamContext = "FLEET_CONTEXT" // the context of every session, version by version
 
 	BucketSessions = "FLEET_SESSIONS" // session records
-	BucketWorkers  = "FLEET_WORKERS"  // what workers remember together: keys, positions
+	BucketWorkers  = "FLEET_WORKERS"  // what workers remember together: keys
+	BucketScratch  = "FLEET_SCRATCH"  // what workers write all the time, and can make anew: positions, the canary
 
 	ObjectsOutputs = "FLEET_OUTPUTS" // large outputs of sessions, in parts
 )

@@ -128,7 +128,7 @@ func (c *canary) note(stream string, began time.Time, err error) {
 	case err != nil && !ill:
 		c.log.Warn("the store takes no write, or does not give it back", slog.Any("error", err))
 	case err == nil && ill:
-		c.log.Info("the store takes writes again", slog.String("stream", cmp.Or(stream, "KV_"+subjects.BucketWorkers+" and "+subjects.StreamTasks)))
+		c.log.Info("the store takes writes again", slog.String("stream", cmp.Or(stream, "KV_"+subjects.BucketScratch+" and "+subjects.StreamTasks)))
 	}
 }
 

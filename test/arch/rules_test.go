@@ -287,7 +287,7 @@ func checkName(t *tree) (vs []violation) {
 var writes = map[string]int{
 	"Create": 4, "Update": 4, "UpdateFor": 5, "Delete": 2, "DeleteRevision": 3, // KV
 	"Put": 3, "PutOnly": 3, "Keep": 3, "DropStrays": 1, // Objects, and KV
-	"Store": 5, "At": 5, "Write": 2, "Purge": 3, "PurgeUpTo": 4, "PurgeBefore": 3, "DropDone": 4,
+	"Store": 5, "At": 5, "Write": 2, "Purge": 3, "PurgeUpTo": 4, "PurgeBefore": 3, "DropDone": 4, "KeepPosition": 3,
 	"BuryDeadLetter": 3, "ReplayDeadLetter": 2, "DropDeadLetter": 2,
 }
 

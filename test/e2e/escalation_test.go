@@ -28,7 +28,7 @@ import (
 var escalationPoints = []string{
 	"before_escalation", "after_escalation", "before_log", "after_log", "after_raise",
 	"before_call", "after_call", "after_alert", "after_alert:2", "before_answer", "after_answer",
-	"after_link_key", "after_waiting", "after_wait_over", "after_cursor",
+	"after_link_key", "after_waiting", "after_wait_over", "after_position",
 }
 
 // human is somebody with a webhook: who verifies the signature of a call, and

@@ -107,12 +107,12 @@ func (l *lives) work(ctx context.Context, f *testFleet) error {
 	if err != nil {
 		return err
 	}
-	kv, err := js.KeyValue(ctx, subjects.BucketWorkers)
+	kv, err := js.KeyValue(ctx, subjects.BucketScratch)
 	if err != nil {
 		return err
 	}
 	for sender := (boss{NC: f.nc, Name: "boss"}); ; l.tasks++ {
-		if _, err := kv.Get(ctx, "sessions-position"); err == nil && l.tasks > 0 {
+		if _, err := kv.Get(ctx, "sessions"); err == nil && l.tasks > 0 {
 			return nil
 		}
 		task := map[string]any{"task": map[string]any{"task_id": fmt.Sprint("t", l.tasks), "session_id": l.kept}, "brief": "look"}

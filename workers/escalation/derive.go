@@ -18,29 +18,25 @@ import (
 )
 
 const (
-	deriving    = 16               // records in hand at a time
-	cursorEvery = 10 * time.Second // how often it is kept how far they were read
+	deriving      = 16               // records in hand at a time
+	positionEvery = 10 * time.Second // how often it is kept how far they were read
+	positionKey   = "escalation"     // where
 )
 
 // derive keeps an escalation message for every record that escalates, and ends
 // the wait of tasks that wait for no human any more. Only the headers of
 // records are read; the few that escalate are fetched.
 func (w *Worker) derive(ctx context.Context) error {
-	var start uint64
-	w.with(func(v *view) { start = v.cursor })
-	st, err := w.bus.StateFrom(ctx, subjects.StreamTasks, start)
+	start, err := w.bus.Position(ctx, positionKey, subjects.StreamTasks)
 	if err != nil {
 		return err
-	}
-	if st.LastSeq < start {
-		start = 0 // it is another stream than the one that was read
 	}
 	low := &lowWater{done: start, open: make(map[uint64]bool)}
 	slots := make(chan struct{}, deriving)
 	order := turns{last: make(map[subjects.TaskID]chan struct{})}
 	var hands sync.WaitGroup
 	defer hands.Wait()
-	hands.Go(func() { w.keepCursor(ctx, low) })
+	hands.Go(func() { w.keepPosition(ctx, low) })
 	if start > 0 {
 		start++
 	}
@@ -165,7 +161,7 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 }
 
 // keepEscalation keeps the message of e, once: what was derived before the
-// cursor was kept, or by another replica, is not derived twice. What is there is
+// position was kept, or by another replica, is not derived twice. What is there is
 // looked at only where something is.
 func (w *Worker) keepEscalation(ctx context.Context, e *fleet.Event, level int) error {
 	id, told := recordID(e.TaskID, e.Seq), fleet.NewEscalation(e, level)
@@ -228,9 +224,9 @@ func (w *Worker) waitOver(ctx context.Context, task subjects.TaskID, seq uint64)
 	return err
 }
 
-// keepCursor keeps how far the records were read, for who comes next.
-func (w *Worker) keepCursor(ctx context.Context, low *lowWater) {
-	tick := time.NewTicker(cursorEvery)
+// keepPosition keeps how far the records were read, for who comes next.
+func (w *Worker) keepPosition(ctx context.Context, low *lowWater) {
+	tick := time.NewTicker(positionEvery)
 	defer tick.Stop()
 	kept := low.mark()
 	for {
@@ -239,16 +235,15 @@ func (w *Worker) keepCursor(ctx context.Context, low *lowWater) {
 			return
 		case <-tick.C:
 		}
-		seq, known := low.mark(), uint64(0)
-		w.with(func(v *view) { known = v.cursor })
-		if seq <= max(kept, known) {
+		seq := low.mark()
+		if seq <= kept {
 			continue
 		}
-		if _, err := w.kv.Put(ctx, cursorKey, fleet.MustEncode(seq)); err == nil {
-			crash.Point("after_cursor")
+		if err := w.bus.KeepPosition(ctx, positionKey, seq); err == nil {
+			crash.Point("after_position")
 			kept = seq
 		} else if ctx.Err() == nil {
-			w.log.Warn("keep the cursor", attrErr(err))
+			w.log.Warn("position not kept", attrErr(err))
 		}
 	}
 }

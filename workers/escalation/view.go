@@ -21,7 +21,6 @@ const (
 	alertKey   = "alert."   // + group: its latest alert
 	taskKey    = "task."    // + task: waiting
 	silenceKey = "silence." // + id
-	cursorKey  = "cursor"
 	secretKey  = "key"
 )
 
@@ -57,7 +56,6 @@ type view struct {
 	groups   map[string]*group
 	byTask   map[subjects.TaskID]*group
 	silences map[string]fleet.Silence
-	cursor   uint64
 }
 
 func newView() *view {
@@ -152,11 +150,6 @@ func (w *Worker) onEntry(e bus.Entry) {
 			v.silences[id] = s
 		}
 		v.stirAll()
-	case e.Key == cursorKey && !e.Deleted:
-		var seq uint64
-		if err = json.Unmarshal(e.Value, &seq); err == nil {
-			v.cursor = max(v.cursor, seq)
-		}
 	}
 	if err != nil {
 		w.log.Warn("decode an entry", attrKey(e.Key), attrErr(err))

@@ -44,7 +44,7 @@ func TestEveryLevelIsKept(t *testing.T) {
 	})
 	bustest.Eventually(t, "three escalations", func() bool { return len(w.escalations()) == 3 })
 	stop()
-	if err := deleteCursor(w); err != nil {
+	if err := deletePosition(w); err != nil {
 		t.Fatal(err)
 	}
 	w.worker(escalation.Config{ChangeLog: log}) // reads everything again
@@ -71,12 +71,12 @@ func TestEveryLevelIsKept(t *testing.T) {
 	}
 }
 
-func deleteCursor(w *world) error {
-	kv, err := w.bus.KV(w.t.Context(), subjects.BucketAlerts)
+func deletePosition(w *world) error {
+	kv, err := w.bus.KV(w.t.Context(), subjects.BucketScratch)
 	if err != nil {
 		return err
 	}
-	return kv.Delete(w.t.Context(), "cursor")
+	return kv.Delete(w.t.Context(), "escalation")
 }
 
 func lines(t *testing.T, path string) []string {

@@ -81,7 +81,7 @@ func TestOneResultStopsNoOther(t *testing.T) {
 		if _, err := b.Store(t.Context(), subjects.Context(broken), []byte("{}"), "", nil); err != nil {
 			t.Fatal(err)
 		}
-		without(t, b, "KV_"+subjects.BucketWorkers) // nor does it matter that no position is kept
+		without(t, b, "KV_"+subjects.BucketScratch) // nor does it matter that no position is kept
 		finish(t, b, "t1", long, "endless")
 		finish(t, b, "t2", broken, "lost")
 		finish(t, b, "t3", other, "here I am")

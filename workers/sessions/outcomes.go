@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strconv"
 	"sync"
 	"time"
 
@@ -21,8 +19,8 @@ import (
 
 const (
 	// positionKey is where it is kept up to which task record all outcomes have
-	// been appended. Any worker's word counts: each appends all of them.
-	positionKey   = "sessions-position"
+	// been appended.
+	positionKey   = "sessions"
 	positionEvery = 2 * time.Second
 	positionTry   = time.Second
 	appendPause   = 10 * time.Second // between two tries, at most
@@ -40,7 +38,7 @@ const (
 // followOutcomes appends the result of every task that was dispatched with a
 // session. What is read again is appended once: the task is its key.
 func (w *Worker) followOutcomes(ctx context.Context) error {
-	after, err := w.position(ctx)
+	after, err := w.bus.Position(ctx, positionKey, subjects.StreamTasks)
 	if err != nil {
 		return err
 	}
@@ -104,32 +102,11 @@ func (p *progress) await(ctx context.Context, seq uint64) {
 	}
 }
 
-// position is the sequence up to which outcomes have been appended.
-func (w *Worker) position(ctx context.Context) (uint64, error) {
-	e, err := w.shared.Get(ctx, positionKey)
-	if errors.Is(err, bus.ErrNotFound) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read the position: %w", err)
-	}
-	seq, err := strconv.ParseUint(string(e.Value), 10, 64)
-	if err != nil {
-		w.log.Warn("position ignored, beginning at the first record", slog.Any("error", err))
-		return 0, nil
-	}
-	state, err := w.bus.StreamState(ctx, subjects.StreamTasks)
-	if err != nil {
-		return 0, fmt.Errorf("read the position: %w", err)
-	}
-	return min(seq, state.LastSeq), nil // the stream may have been replaced
-}
-
 // keepPosition does so if it can: results do not wait for it.
 func (w *Worker) keepPosition(ctx context.Context, seq uint64) {
 	ctx, cancel := context.WithTimeout(ctx, positionTry)
 	defer cancel()
-	if _, err := w.shared.Put(ctx, positionKey, strconv.AppendUint(nil, seq, 10)); err != nil {
+	if err := w.bus.KeepPosition(ctx, positionKey, seq); err != nil {
 		w.log.Debug("position not kept", slog.Any("error", err))
 		return
 	}

@@ -62,11 +62,11 @@ func TestResultsAreAppended(t *testing.T) {
 	}
 	// A third one, which reads all again, adds nothing twice.
 	stop()
-	kv, err := b.KV(t.Context(), subjects.BucketWorkers)
+	kv, err := b.KV(t.Context(), subjects.BucketScratch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := kv.Delete(t.Context(), "sessions-position"); err != nil {
+	if err := kv.Delete(t.Context(), "sessions"); err != nil {
 		t.Fatal(err)
 	}
 	start(t, b)

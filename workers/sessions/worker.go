@@ -70,7 +70,6 @@ type Worker struct {
 	sessions *bus.KV
 	keys     *keyring
 	outputs  *bus.Objects
-	shared   *bus.KV
 	records  bus.RecordWriter
 
 	ready   atomic.Bool
@@ -181,13 +180,14 @@ func (w *Worker) open(ctx context.Context) (err error) {
 	if w.sessions, err = w.bus.KV(ctx, subjects.BucketSessions); err != nil {
 		return err
 	}
-	if w.shared, err = w.bus.KV(ctx, subjects.BucketWorkers); err != nil {
+	shared, err := w.bus.KV(ctx, subjects.BucketWorkers)
+	if err != nil {
 		return err
 	}
 	if w.outputs, err = w.bus.Objects(ctx, subjects.ObjectsOutputs); err != nil {
 		return err
 	}
-	w.keys = newKeyring(w.shared, w.now)
+	w.keys = newKeyring(shared, w.now)
 	return w.keys.load(ctx)
 }
 
