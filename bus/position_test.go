@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -11,37 +12,39 @@ import (
 // and where the stream is another one by now, which ends before it.
 func TestPosition(t *testing.T) {
 	t.Parallel()
-	b := bustest.New(t).Bus(t)
-	is := func(want uint64) {
-		t.Helper()
-		if got, err := b.Position(t.Context(), "w", subjects.StreamTasks); err != nil || got != want {
-			t.Errorf("Position = %d, %v, want %d", got, err, want)
+	synctest.Test(t, func(t *testing.T) {
+		b := bustest.NewFake(t).Bus(t)
+		is := func(want uint64) {
+			t.Helper()
+			if got, err := b.Position(t.Context(), "w", subjects.StreamTasks); err != nil || got != want {
+				t.Errorf("Position = %d, %v, want %d", got, err, want)
+			}
 		}
-	}
-	is(0)
-	for range 3 {
-		if _, err := b.Store(t.Context(), subjects.Task("t"), []byte("x"), "", nil); err != nil {
+		is(0)
+		for range 3 {
+			if _, err := b.Store(t.Context(), subjects.Task("t"), []byte("x"), "", nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, seq := range []uint64{3, 2} {
+			if err := b.KeepPosition(t.Context(), "w", seq); err != nil {
+				t.Fatal(err)
+			}
+			is(seq)
+		}
+		if err := b.KeepPosition(t.Context(), "w", 4); err != nil {
 			t.Fatal(err)
 		}
-	}
-	for _, seq := range []uint64{3, 2} {
-		if err := b.KeepPosition(t.Context(), "w", seq); err != nil {
+		is(0)
+		kv, err := b.KV(t.Context(), subjects.BucketScratch)
+		if err != nil {
 			t.Fatal(err)
 		}
-		is(seq)
-	}
-	if err := b.KeepPosition(t.Context(), "w", 4); err != nil {
-		t.Fatal(err)
-	}
-	is(0)
-	kv, err := b.KV(t.Context(), subjects.BucketScratch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := kv.Put(t.Context(), "w", []byte("four")); err != nil {
-		t.Fatal(err)
-	}
-	is(0)
+		if _, err := kv.Put(t.Context(), "w", []byte("four")); err != nil {
+			t.Fatal(err)
+		}
+		is(0)
+	})
 }
 
 // TestOverwrittenStays: what is written all the time is not gone as soon as it is
