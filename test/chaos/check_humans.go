@@ -34,8 +34,6 @@ type call struct {
 	} `json:"tasks"`
 }
 
-func (c *call) at() time.Time { return time.Unix(0, c.At) }
-
 func (c *call) group() string { return groupOf(c.Group["code"], c.Group["agent"]) }
 
 func (c *call) names(task string) bool {
@@ -50,7 +48,7 @@ func (c *call) names(task string) bool {
 // groupOf is what the tasks of one alert have in common.
 func groupOf(code, agent string) string { return code + " at " + agent }
 
-// webhookCalls are all calls in the order in which they came.
+// webhookCalls are the calls whose bodies can be read, in the order in which they came.
 func (f *findings) webhookCalls() (calls []call) {
 	for i := range f.calls {
 		c := call{line: &f.calls[i]}
@@ -60,7 +58,6 @@ func (f *findings) webhookCalls() (calls []call) {
 		}
 		calls = append(calls, c)
 	}
-	slices.SortStableFunc(calls, func(a, b call) int { return cmp.Compare(a.At, b.At) })
 	f.counts["webhook calls"] = len(calls)
 	return calls
 }
@@ -113,8 +110,9 @@ func lastAttempt(r *rig.Record) (last rig.PastAttempt) {
 // stream; that all contacts hear of it again and again until somebody answers, and
 // nothing more afterwards; and what can be proven of calls.
 func (f *findings) checkHumans() {
+	slices.SortStableFunc(f.calls, func(a, b line) int { return cmp.Compare(a.At, b.At) })
+	f.checkSigned()
 	calls := f.webhookCalls()
-	f.checkSigned(calls)
 	var last time.Time
 	known := map[string]bool{}      // ids
 	byGroup := map[string][]*call{} // all

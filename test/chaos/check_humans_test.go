@@ -157,6 +157,9 @@ func plantedInCalls() []planting {
 		{"an escalation twice", "it waited for a human 1 times, and 2 escalations say so", func(f *findings) {
 			f.dumps["FLEET_ESCALATIONS"] = append(f.dumps["FLEET_ESCALATIONS"], f.dumps["FLEET_ESCALATIONS"][0])
 		}},
+		{"a body that was changed on the way", "8 signatures: a-human-1: the signature of a call does not hold", func(f *findings) {
+			f.calls[0].Body = append(f.calls[0].Body, '1')
+		}},
 		{"a key of nobody", "the signature of a call does not hold", func(f *findings) { called(f, 109, "c-lead-2", 7) }},
 		{"the new key does not sign", "not signed by key 1, which is in force", func(f *findings) { called(f, 107, "c-lead-2", 0) }},
 		{"the former key ends early", "not signed by key 0, which is in force", func(f *findings) { called(f, 101, "c-lead-2", 1) }},

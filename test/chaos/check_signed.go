@@ -66,8 +66,9 @@ func keysAt(list []inForce, at int64) (must, may []int) {
 
 // checkSigned checks that all calls under one id have the same body, also where the
 // key is replaced between two of them, and that each is signed by the keys that
-// were in force, by no other, and stamped with the right time.
-func (f *findings) checkSigned(calls []call) {
+// were in force, by no other, and stamped with the right time, whether their bodies
+// can be read or not.
+func (f *findings) checkSigned() {
 	steps := f.steps()
 	f.counts["steps of keys"] = len(steps) - 1
 	verifiers := map[int]*standardwebhooks.Webhook{}
@@ -81,9 +82,9 @@ func (f *findings) checkSigned(calls []call) {
 		}
 	}
 	down, skewed := f.downtime(skewWorker), f.skewed()
-	before := map[string]*call{}
-	for i := range calls {
-		c := &calls[i]
+	before := map[string]*line{}
+	for i := range f.calls {
+		c := &f.calls[i]
 		sign := strings.Split(c.Text, "\n")
 		h := http.Header{}
 		h.Set("webhook-id", sign[0])
@@ -116,7 +117,7 @@ func (f *findings) checkSigned(calls []call) {
 }
 
 // checkKeysOf checks by which keys a call is signed.
-func (f *findings) checkKeysOf(c *call, by []int, steps []inForce) {
+func (f *findings) checkKeysOf(c *line, by []int, steps []inForce) {
 	must, may := keysAt(steps, c.At)
 	if len(by) > 1 {
 		f.counts["calls signed by two keys"]++

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"parley/test/rig"
 )
@@ -44,6 +45,8 @@ type line struct {
 	Tokens  *int64  `json:"tokens,omitempty"`  // that its shared budget has spent
 	Body    []byte  `json:"body,omitempty"`    // of a webhook, of a document, and of what nobody should have been told
 }
+
+func (l *line) at() time.Time { return time.Unix(0, l.At) }
 
 // scribe writes a journal.
 type scribe struct {
