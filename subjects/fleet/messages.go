@@ -368,6 +368,9 @@ const (
 	DefaultDeadline   = 72 * time.Hour
 	MaxDeadline       = 30 * 24 * time.Hour
 	DefaultMaxRetries = 3
+	// KeepEnded is how long a task's records are kept after its outcome, unless
+	// more tasks have ended than routers are to keep.
+	KeepEnded = 24 * time.Hour
 	// KeepOverdue is how long a task that has no outcome is kept after its
 	// deadline, for routers that were away to end it.
 	KeepOverdue = 30 * 24 * time.Hour

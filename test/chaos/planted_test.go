@@ -103,10 +103,14 @@ func TestPlantedBugs(t *testing.T) {
 			if only == "" {
 				only = "none"
 			}
-			out, err := run(t, chaos, 5*time.Minute, "-parley", parley, "-time", "20s", "-rate", "40", "-plant", b.name, "-only", only, "-lose", "0")
-			if err == nil || !b.found(out) {
-				t.Errorf("%v: no %q of %q in\n%s", err, b.want, b.invariant, out)
+			var out string
+			for range 3 { // some have few chances in so short a load, or none while others have the machine
+				var err error
+				if out, err = run(t, chaos, 5*time.Minute, "-parley", parley, "-time", "20s", "-rate", "40", "-plant", b.name, "-only", only, "-lose", "0"); err != nil && b.found(out) {
+					return
+				}
 			}
+			t.Errorf("no %q of %q in\n%s", b.want, b.invariant, out)
 		})
 	}
 }

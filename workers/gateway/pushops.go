@@ -41,8 +41,9 @@ func (w *Worker) pushed(ctx context.Context, c *call, tenant, task string) (*pic
 	return w.visible(ctx, c, agent, task)
 }
 
-// keepEnded is how long the records of a task are kept after its end.
-const keepEnded = 24*time.Hour + time.Minute
+// keepEnded is how long the gateway reckons with the records of an ended task:
+// routers look for those to purge from time to time.
+const keepEnded = fleet.KeepEnded + time.Minute
 
 // until is when the records of a task may be gone of which ev is the latest.
 func until(ev *fleet.Event) time.Time {

@@ -13,7 +13,6 @@ const (
 	checkpointEvery = 10 * time.Second
 	lookAtDisk      = 5 * time.Second
 	sweepEvery      = 10 * time.Second
-	keepAfterEnd    = 24 * time.Hour
 	fullAt          = 0.8 // of the stream's bytes: no new tasks above it
 )
 

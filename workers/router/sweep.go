@@ -64,7 +64,7 @@ func (w *Worker) endedLongAgo(ctx context.Context) (ends []end, next uint64, err
 		return nil, 0, err
 	}
 	excess := int(st.Subjects) - w.liveTasks() - w.cfg.KeepEnded
-	old := w.now().Add(-keepAfterEnd)
+	old := w.now().Add(-fleet.KeepEnded)
 	read, cancel := context.WithCancel(ctx)
 	defer cancel()
 	next = w.sweptTo

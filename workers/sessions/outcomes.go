@@ -30,9 +30,6 @@ const (
 	// awaitOutcomes bounds how long an offer waits for the results of those that
 	// ended before; routers wait twice as long.
 	awaitOutcomes = time.Second
-	// keepEnded is how long the records of an ended task are kept, unless more have
-	// ended than --keep-ended says.
-	keepEnded = 24 * time.Hour
 )
 
 // followOutcomes appends the result of every task that was dispatched with a
@@ -202,7 +199,7 @@ func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
 func (w *Worker) missed(m bus.Msg) {
 	age := w.now().Sub(m.Time)
 	vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject)
-	if !ok || age >= keepEnded {
+	if !ok || age >= fleet.KeepEnded {
 		return
 	}
 	w.log.Warn("a session may lack a task's result, whose records were purged before they were read: more tasks have ended than are kept",
