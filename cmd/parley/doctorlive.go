@@ -268,19 +268,21 @@ func (a *app) heard(ctx context.Context, c *client, tasks []fleet.TaskView, aler
 	for i := range alerts {
 		unnamed += alerts[i].Omitted
 	}
+	// Alerts may have left out so many; the others may have gone on meanwhile.
+	left := len(missing) - unnamed
 	var still []string
-	if len(missing) > unnamed { // otherwise alerts may have left them out
-		for i := range missing[:min(len(missing), sampled)] {
-			v, err := call[fleet.TaskView](ctx, c, "task", "get", fleet.TaskRef{TaskID: missing[i].TaskID})
-			if err == nil && v.value.Seq == missing[i].Seq {
-				still = append(still, string(missing[i].TaskID))
-			}
+	for i := 0; i < len(missing) && left > 0; i++ {
+		v, err := call[fleet.TaskView](ctx, c, "task", "get", fleet.TaskRef{TaskID: missing[i].TaskID})
+		if err == nil && v.value.Seq == missing[i].Seq {
+			still = append(still, string(missing[i].TaskID))
+		} else {
+			left--
 		}
 	}
 	switch {
-	case len(still) > unnamed:
+	case left > 0:
 		return finding{
-			Check: "told", Found: fmt.Sprintf("%d tasks wait for a human and are in no alert: %s", len(still)-unnamed, strings.Join(still[:min(len(still), atMost)], ", ")), Then: then,
+			Check: "told", Found: fmt.Sprintf("%d tasks wait for a human and are in no alert: %s", left, strings.Join(still[:min(len(still), atMost)], ", ")), Then: then,
 		}
 	case len(silent) > 0:
 		return finding{Check: "told", Found: strings.Join(silent[:min(len(silent), atMost)], "; "), Then: then}

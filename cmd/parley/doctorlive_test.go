@@ -114,6 +114,16 @@ func TestDoctorOfLiveWork(t *testing.T) {
 			return fleet.TaskListReply{}, err
 		}
 	}
+	lists := func(t1 fleet.TaskView, n int) func([]byte) (any, error) {
+		return func(data []byte) (any, error) {
+			r, err := list(t1, n)(data)
+			if reply, ok := r.(fleet.TaskListReply); ok && len(reply.Tasks) == 1 {
+				reply.Tasks = slices.Repeat(reply.Tasks, n)
+				return reply, err
+			}
+			return r, err
+		}
+	}
 	in := func(alerts ...fleet.Alert) func([]byte) (any, error) {
 		return always(fleet.EscalationListReply{Alerts: alerts})
 	}
@@ -149,6 +159,11 @@ func TestDoctorOfLiveWork(t *testing.T) {
 			many.Tasks, many.Omitted = nil, 4
 			a["task.list"], a["task.get"], a["escalation.list"] = list(late, 1), always(late), in(many)
 		}, "told", true, "in an alert"},
+		{"more than alerts may have left out", func(a answers) {
+			many := named
+			many.Tasks, many.Omitted = nil, 60
+			a["task.list"], a["task.get"], a["escalation.list"] = lists(late, 61), always(late), in(many)
+		}, "told", false, "1 tasks wait for a human and are in no alert: t1"},
 		{"a call that is not made", func(a answers) { a["task.list"], a["escalation.list"] = list(late, 1), in(due) }, "told", false, "a-1 has its next call due for 10m"},
 		{"a silence", func(a answers) { a["task.list"], a["escalation.list"] = list(late, 1), in(held) }, "told", true, "in an alert"},
 		{"nobody to call", func(a answers) {

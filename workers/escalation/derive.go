@@ -1,11 +1,13 @@
 package escalation
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -34,8 +36,10 @@ func (w *Worker) derive(ctx context.Context) error {
 	low := &lowWater{done: start, open: make(map[uint64]bool)}
 	slots := make(chan struct{}, deriving)
 	order := turns{last: make(map[subjects.TaskID]chan struct{})}
+	ctx, cancel := context.WithCancel(ctx)
 	var hands sync.WaitGroup
 	defer hands.Wait()
+	defer cancel() // first: a stream that cannot be read any more ends the worker
 	hands.Go(func() { w.keepPosition(ctx, low) })
 	if start > 0 {
 		start++
@@ -153,7 +157,7 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 	if n == 3 && plant.Bug("escalation_lost") {
 		return nil
 	}
-	if err := w.keepEscalation(ctx, e, n); err != nil {
+	if err := w.keepEscalation(ctx, e, n, life(e, m.Seq)); err != nil {
 		return err
 	}
 	crash.Point("after_escalation")
@@ -163,8 +167,8 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 // keepEscalation keeps the message of e, once: what was derived before the
 // position was kept, or by another replica, is not derived twice. What is there is
 // looked at only where something is.
-func (w *Worker) keepEscalation(ctx context.Context, e *fleet.Event, level int) error {
-	id, told := recordID(e.TaskID, e.Seq), fleet.NewEscalation(e, level)
+func (w *Worker) keepEscalation(ctx context.Context, e *fleet.Event, level int, life string) error {
+	id, told := life+strconv.FormatUint(e.Seq, 10), fleet.NewEscalation(e, level)
 	r := bus.Record{
 		Subject: subjects.Escalation(level, e.TaskID), WriteID: id,
 		Header: bus.Header{"Nats-Msg-Id": {id}, subjects.HeaderTraceparent: {told.Traceparent}}, Data: fleet.MustEncode(told),
@@ -173,7 +177,7 @@ func (w *Worker) keepEscalation(ctx context.Context, e *fleet.Event, level int) 
 		if look {
 			switch last, err := w.bus.Last(ctx, subjects.StreamEscalations, r.Subject); {
 			case err == nil:
-				if was, err := fleet.DecodeEscalation(last.Data); err == nil && was.Seq >= e.Seq {
+				if isKept(last, e, life) {
 					return nil
 				}
 				r.Expected = last.Seq
@@ -197,7 +201,25 @@ func taskOf(m bus.Msg) string {
 	return ""
 }
 
-func recordID(task subjects.TaskID, seq uint64) string { return fmt.Sprintf("%s/%d", task, seq) }
+// life names the task whose record e is, which is the message seq of its stream:
+// an id that is used again, once the records of its task have gone, is another
+// task's.
+func life(e *fleet.Event, seq uint64) string {
+	return fmt.Sprintf("%s/%d/", e.TaskID, cmp.Or(e.Facts.DispatchSeq, seq))
+}
+
+// isKept reports whether last is the message of e, or of a later record of the
+// same life.
+func isKept(last bus.Msg, e *fleet.Event, life string) bool {
+	was, err := fleet.DecodeEscalation(last.Data)
+	if err != nil || was.Seq < e.Seq {
+		return false
+	}
+	if id := last.Header.Get("Nats-Msg-Id"); strings.Count(id, "/") > 1 {
+		return strings.HasPrefix(id, life)
+	}
+	return !was.Timestamp.Before(e.Facts.Created) // of a build that named no lives
+}
 
 // waitOver notes that a task waits for no human since its record seq.
 func (w *Worker) waitOver(ctx context.Context, task subjects.TaskID, seq uint64) error {
@@ -212,10 +234,16 @@ func (w *Worker) waitOver(ctx context.Context, task subjects.TaskID, seq uint64)
 	if err := json.Unmarshal(e.Value, &m); err == nil && m.Task.Seq >= seq {
 		return nil // it waits again
 	}
-	err = w.kv.DeleteRevision(ctx, e.Key, e.Revision)
+	err = w.dropWait(ctx, task, e.Revision)
 	if errors.Is(err, bus.ErrConflict) {
 		return w.waitOver(ctx, task, seq)
 	}
+	return err
+}
+
+// dropWait removes the entry of a task that waited, unless it was changed.
+func (w *Worker) dropWait(ctx context.Context, task subjects.TaskID, rev uint64) error {
+	err := w.kv.DeleteRevision(ctx, taskKey+string(task), rev)
 	if err == nil {
 		crash.Point("after_wait_over")
 		w.with(func(v *view) { v.drop(task) })

@@ -2,6 +2,7 @@ package escalation_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -134,6 +135,7 @@ func (w *world) record(id subjects.TaskID, level string, change func(*fleet.Even
 	if known {
 		*e = last.event
 		e.Facts.Attempts = slices.Clone(e.Facts.Attempts)
+		e.Facts.DispatchSeq = cmp.Or(e.Facts.DispatchSeq, last.seq)
 	}
 	e.Seq++
 	e.Time = time.Now().UTC()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -47,7 +48,7 @@ func (w *Worker) onHuman(ctx context.Context, m bus.Msg) error {
 // logHuman appends to CHANGE.log. What cannot be written there is kept as an
 // event instead: nobody's alert waits for a disk.
 func (w *Worker) logHuman(ctx context.Context, e *fleet.Escalation, m bus.Msg) {
-	id := `"id":"` + recordID(e.TaskID, e.Seq) + `"`
+	id := `"id":` + string(fleet.MustEncode(cmp.Or(m.Header.Get("Nats-Msg-Id"), string(e.TaskID)+"/"+strconv.FormatUint(e.Seq, 10))))
 	line := append([]byte("{"+id+","), m.Data[1:]...)
 	mark := ""
 	if m.Delivered > 1 {
@@ -135,7 +136,7 @@ func (w *Worker) putWaiting(ctx context.Context, m *waiting) error {
 			return err
 		}
 		var old waiting
-		if json.Unmarshal(was.Value, &old) == nil && old.Task.Seq >= m.Task.Seq {
+		if json.Unmarshal(was.Value, &old) == nil && !m.after(&old) {
 			return nil
 		}
 		if _, err = w.kv.Update(ctx, key, value, was.Revision); !errors.Is(err, bus.ErrConflict) {

@@ -125,7 +125,8 @@ func (w *Worker) endSilences(ctx context.Context, now time.Time) {
 		}
 		switch {
 		case err == nil, errors.Is(err, bus.ErrNotFound):
-			w.with(func(v *view) { delete(v.silences, id) })
+			s.SilenceID = id // nothing is known of it where it was not found
+			w.takeSilence(s)
 		case errors.Is(err, bus.ErrConflict): // it was changed: the watch tells how
 		case ctx.Err() == nil:
 			w.log.Warn("remove a silence", attrErr(err))

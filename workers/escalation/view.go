@@ -36,6 +36,15 @@ type waiting struct {
 	rev uint64 // of its entry: grows with every task that comes
 }
 
+// after reports whether m began to wait after old: later in the life of its task,
+// or in a later one under the same id.
+func (m *waiting) after(old *waiting) bool {
+	if m.Dispatch != old.Dispatch && m.Dispatch > 0 && old.Dispatch > 0 {
+		return m.Dispatch > old.Dispatch
+	}
+	return m.Task.Seq > old.Task.Seq
+}
+
 // group is what waits for one cause.
 type group struct {
 	id     string
@@ -202,12 +211,17 @@ func (v *view) held(g *group, now time.Time) string {
 	if agent == "" || g.labels["code"] == string(subjects.CodeAgentLost) {
 		return ""
 	}
+	down := "" // always the same of several: each change of it is stored
 	for _, other := range v.groups {
-		if other.labels["agent"] == agent && other.labels["code"] == string(subjects.CodeAgentLost) && other.open() {
-			return "agent " + agent + " is down: alert " + other.alert.AlertID
+		if other.labels["agent"] == agent && other.labels["code"] == string(subjects.CodeAgentLost) && other.open() &&
+			(down == "" || other.alert.AlertID < down) {
+			down = other.alert.AlertID
 		}
 	}
-	return ""
+	if down == "" {
+		return ""
+	}
+	return "agent " + agent + " is down: alert " + down
 }
 
 func (g *group) open() bool { return g.alert.Number > 0 && g.alert.State != fleet.AlertResolved }

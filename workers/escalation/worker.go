@@ -204,6 +204,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	loop("derive escalations", w.derive)
 	loop("see to humans", w.seeToHumans)
 	loop("act", w.act)
+	loop("end stale waits", w.endStale)
 	if w.cfg.HeartbeatTo != "" {
 		loop("beat", w.beat)
 	}

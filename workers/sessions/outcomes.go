@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"strconv"
 	"sync"
 	"time"
 
@@ -178,7 +179,16 @@ func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
 		return err
 	}
 	rec := handshake.Record{SessionID: id, Time: w.now(), Entry: outcomeEntry(ev), Key: "outcome:" + string(ev.TaskID)}
-	_, err = w.add(ctx, rec, nil, true)
+	done, err := w.add(ctx, rec, nil, true)
+	if err == nil && done.Duplicate {
+		was, rerr := w.read(ctx, id, done.Version-1, 1)
+		if rerr != nil || len(was.Records) == 0 || was.Records[0].Entry.ExecutionTime.Equal(ev.Time) {
+			return rerr
+		}
+		// It is that of a task whose records have gone, and whose id was used again.
+		rec.Key += "/" + strconv.FormatUint(m.Seq, 10)
+		_, err = w.add(ctx, rec, nil, true)
+	}
 	// Otherwise it would keep the results of all sessions waiting; task get has it.
 	switch {
 	case errors.Is(err, errNoRoom):

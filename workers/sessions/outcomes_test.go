@@ -60,6 +60,12 @@ func TestResultsAreAppended(t *testing.T) {
 		string(e.Output) != `"all is well, and [redacted: github-pat]"` || string(e.Findings) != `{"artifacts":{"pr":7},"next_steps":["rest"]}` {
 		t.Errorf("entry %s", fleet.MustEncode(e))
 	}
+	// A task under the same id, once the records of the first have gone, has a result of its own.
+	if err := b.Purge(t.Context(), subjects.StreamTasks, subjects.Task("t1")); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, b, "t1", "boss", id, &fleet.Result{Status: fleet.StatusDone})
+	bustest.Eventually(t, "the second result of t1", func() bool { return len(all(boss, id)) == 3 })
 	// A third one, which reads all again, adds nothing twice.
 	stop()
 	kv, err := b.KV(t.Context(), subjects.BucketScratch)
@@ -71,7 +77,10 @@ func TestResultsAreAppended(t *testing.T) {
 	}
 	start(t, b)
 	ended(t, b, "t6", "boss", id, &fleet.Result{Status: fleet.StatusDone})
-	bustest.Eventually(t, "the result of t6", func() bool { return len(all(boss, id)) == 3 })
+	bustest.Eventually(t, "the result of t6", func() bool { return len(all(boss, id)) >= 4 })
+	if got := all(boss, id); len(got) != 4 || got[3].Entry.TaskID != "t6" {
+		t.Errorf("entries %s, want those of t1, t4, t1 and t6", fleet.MustEncode(got))
+	}
 }
 
 // heard is a log of which each line is heard.
