@@ -276,9 +276,9 @@ func TestOneStreamAnew(t *testing.T) {
 	}
 	_, runbook, _ := strings.Cut(string(guide), "\n**A stream has no leader")
 	runbook, _, _ = strings.Cut(runbook, "\n**")
-	commands := regexp.MustCompile("`((?:nats stream|parley serve) [^`]*)`").FindAllStringSubmatch(runbook, -1)
-	if len(commands) != 4 {
-		t.Fatalf("the guide has the commands %q, want 4", commands)
+	commands := regexp.MustCompile("`((?:nats stream|nats kv|parley serve) [^`]*)`").FindAllStringSubmatch(runbook, -1)
+	if len(commands) != 6 {
+		t.Fatalf("the guide has the commands %q, want 6", commands)
 	}
 	for _, c := range commands {
 		args := strings.Fields(strings.NewReplacer("STREAM", subjects.StreamTasks, "DIR", filepath.Join(s.dir, "backup")).Replace(c[1]))
