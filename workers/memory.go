@@ -2,9 +2,12 @@ package workers
 
 import (
 	"context"
+	"math"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
 // Messages leave much garbage behind while little stays in memory: collecting
@@ -15,13 +18,16 @@ import (
 const (
 	gcPercent = 400
 	leastHeap = 256 << 20 // bytes; below it the percentage alone decides
+	ofCgroup  = 0.9       // of what the process may have at all: the kernel's part is not Go's
 )
 
 // TuneMemory sets the pace of this process's garbage collector until ctx ends.
 // It looks at the heap when a collection has ended: later, garbage would count
-// as what a collection costs, and give room for more of it.
+// as what a collection costs, and give room for more of it. Where the process is
+// killed that takes more than a container gives it, it collects before that.
 func TuneMemory(ctx context.Context) {
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(leastHeap))
+	most := mostMemory(memlimit.FromCgroup)
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(min(leastHeap, most)))
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	collected := make(chan struct{}, 1)
 	for {
@@ -30,9 +36,19 @@ func TuneMemory(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-collected:
-			debug.SetMemoryLimit(memoryLimit(measure()))
+			debug.SetMemoryLimit(min(memoryLimit(measure()), most))
 		}
 	}
+}
+
+// mostMemory is the soft limit in bytes of a process of which limit says what it
+// may have, if it knows: an error, 0 or a number beyond all memory mean no limit.
+func mostMemory(limit func() (uint64, error)) int64 {
+	n, err := limit()
+	if err != nil || n == 0 || n > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(float64(n) * ofCgroup)
 }
 
 // measure returns what memoryLimit asks for.

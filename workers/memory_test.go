@@ -1,8 +1,11 @@
 package workers
 
 import (
+	"math"
 	"sync"
 	"testing"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
 func TestMemoryLimitFollowsWhatIsLive(t *testing.T) {
@@ -19,6 +22,24 @@ func TestMemoryLimitFollowsWhatIsLive(t *testing.T) {
 	} {
 		if got := memoryLimit(tt.live, tt.scanned, tt.beside); got != tt.want {
 			t.Errorf("memoryLimit(%d, %d, %d) = %d, want %d", tt.live, tt.scanned, tt.beside, got, tt.want)
+		}
+	}
+}
+
+func TestMostMemory(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		limit uint64
+		err   error
+		want  int64
+	}{
+		{1000 << 20, nil, 900 << 20},
+		{0, nil, math.MaxInt64},
+		{math.MaxUint64, nil, math.MaxInt64}, // "max"
+		{1000 << 20, memlimit.ErrNoCgroup, math.MaxInt64},
+	} {
+		if got := mostMemory(func() (uint64, error) { return tt.limit, tt.err }); got != tt.want {
+			t.Errorf("mostMemory of %d, %v = %d, want %d", tt.limit, tt.err, got, tt.want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"parley/bus"
+	"parley/bus/auth"
 	"parley/subjects"
 	"parley/workers/webhooks"
 )
@@ -102,10 +103,7 @@ func (a *app) readWebhooks(path string, cfg *webhooks.Config) error {
 	if err != nil {
 		return err
 	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
+	others := auth.Private(path) // an error where they may read it
 	var f webhooksFile
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -113,7 +111,7 @@ func (a *app) readWebhooks(path string, cfg *webhooks.Config) error {
 		return err
 	}
 	for i := range f.Endpoints {
-		if err := a.addEndpoint(&f.Endpoints[i], info.Mode(), cfg); err != nil {
+		if err := a.addEndpoint(&f.Endpoints[i], others, cfg); err != nil {
 			return fmt.Errorf("endpoint %q: %w", f.Endpoints[i].Name, err)
 		}
 	}
@@ -121,7 +119,7 @@ func (a *app) readWebhooks(path string, cfg *webhooks.Config) error {
 	return nil
 }
 
-func (a *app) addEndpoint(f *endpointFile, mode os.FileMode, cfg *webhooks.Config) error {
+func (a *app) addEndpoint(f *endpointFile, others error, cfg *webhooks.Config) error {
 	e := webhooks.Endpoint{
 		Name: f.Name, Allow: f.Allow, Timeout: time.Duration(f.Timeout), Push: f.Push.schedule(false), Human: f.Human.schedule(true),
 	}
@@ -158,8 +156,8 @@ func (a *app) addEndpoint(f *endpointFile, mode os.FileMode, cfg *webhooks.Confi
 		}
 		e.Headers[h.Name] = variable("value", h.Value, h.ValueEnv)
 	}
-	if holds && mode.Perm()&0o077 != 0 {
-		errs = append(errs, fmt.Errorf("the file holds secrets and is %s: others may read it; chmod 600 it, or use secret_env, secret_file and value_env", mode.Perm()))
+	if holds && others != nil {
+		errs = append(errs, fmt.Errorf("%w, or use secret_env, secret_file and value_env", others))
 	}
 	cfg.Endpoints = append(cfg.Endpoints, e)
 	return errors.Join(errs...)

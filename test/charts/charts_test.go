@@ -286,6 +286,22 @@ func TestChartDoors(t *testing.T) {
 	}
 }
 
+// TestChartAgentReplicas: an agent runs once where nothing else is said, and not at
+// all where 0 is.
+func TestChartAgentReplicas(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]int32{"": 1, ", replicas: 0": 0, ", replicas: 2": 2} {
+		all, err := render(t, "agents: [{id: bob, secret: s, args: [--driver, echo]"+values+"}]")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := of(all, func(d *appsv1.Deployment) string { return d.Name })["fleet-parley-agent-bob"]
+		if d == nil || d.Spec.Replicas == nil || *d.Spec.Replicas != want {
+			t.Errorf("with %q: %+v, want %d replicas", values, d, want)
+		}
+	}
+}
+
 // checkDeployment checks what no pod may lack.
 func checkDeployment(t *testing.T, d *appsv1.Deployment) {
 	t.Helper()

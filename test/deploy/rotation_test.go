@@ -100,6 +100,45 @@ func TestRotateCertificates(t *testing.T) {
 	}
 }
 
+// TestWhoIsNotAsked: where callout.conf is included, users with passwords get in by
+// its list alone, and a server that runs does not read that again.
+func TestWhoIsNotAsked(t *testing.T) {
+	s := site(t)
+	s.Ask("single")
+	dir := filepath.Dir(s.Config("single"))
+	change := func(name, old, to string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		was := read(t, path)
+		if !strings.Contains(was, old) {
+			t.Fatalf("%s has no %s", name, old)
+		}
+		if err := os.WriteFile(path, []byte(strings.Replace(was, old, to, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const line = "{ user: claude, password: $NATS_CLAUDE_PASSWORD, include permissions/claude.conf }"
+	second := func(name string) string {
+		return strings.NewReplacer("user: claude,", "user: "+name+",", "$NATS_CLAUDE_PASSWORD", "another-password").Replace(line) + "\n"
+	}
+	change("accounts.conf", line, line+"\n"+second("claude-2")+second("claude-3"))
+	change("callout.conf", "claude,", "claude, claude-2,")
+	ns := run(t, s, "single")[0]
+	nc, err := dial(s, "single", "claude-2", "another-password")
+	if err != nil {
+		t.Fatalf("the user who is in the list: %v", err)
+	}
+	nc.Close()
+	if nc, err := dial(s, "single", "claude-3", "another-password"); err == nil {
+		nc.Close()
+		t.Error("the user who is not in the list gets in: the guide need not speak of it")
+	}
+	change("callout.conf", "claude-2,", "claude-2, claude-3,")
+	if err := ns.Reload(); err == nil || !strings.Contains(err.Error(), "AuthCallout") {
+		t.Errorf("the server has read its list again, as the guide says that it does not: %v", err)
+	}
+}
+
 // TestRotatePassword gives an agent a new password with no gap: a second user of
 // the same rights, then the first one goes.
 func TestRotatePassword(t *testing.T) {
