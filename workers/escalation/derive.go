@@ -157,7 +157,7 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 	if n == 3 && plant.Bug("escalation_lost") {
 		return nil
 	}
-	if err := w.keepEscalation(ctx, e, n, life(e, m.Seq)); err != nil {
+	if err := w.keepEscalation(ctx, e, n, lifeOf(e, m.Seq)); err != nil {
 		return err
 	}
 	crash.Point("after_escalation")
@@ -201,10 +201,10 @@ func taskOf(m bus.Msg) string {
 	return ""
 }
 
-// life names the task whose record e is, which is the message seq of its stream:
+// lifeOf names the task whose record e is, which is the message seq of its stream:
 // an id that is used again, once the records of its task have gone, is another
 // task's.
-func life(e *fleet.Event, seq uint64) string {
+func lifeOf(e *fleet.Event, seq uint64) string {
 	return fmt.Sprintf("%s/%d/", e.TaskID, cmp.Or(e.Facts.DispatchSeq, seq))
 }
 

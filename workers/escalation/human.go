@@ -88,11 +88,11 @@ func (w *Worker) raise(ctx context.Context, task subjects.TaskID, seq uint64) (e
 	return w.waitOver(ctx, task, seq+1)
 }
 
-// waits is the record of a task if it is still the one that waits.
-func (w *Worker) waits(ctx context.Context, task subjects.TaskID, seq uint64) (*fleet.Event, error) {
+// latest is the latest record of a task, nil where none is left.
+func (w *Worker) latest(ctx context.Context, task subjects.TaskID) (*fleet.Event, error) {
 	m, err := w.bus.Last(ctx, subjects.StreamTasks, subjects.Task(task))
 	if errors.Is(err, bus.ErrNotFound) {
-		return nil, nil //nolint:nilnil // no record waits
+		return nil, nil //nolint:nilnil // see above
 	}
 	if err != nil {
 		return nil, err
@@ -101,13 +101,22 @@ func (w *Worker) waits(ctx context.Context, task subjects.TaskID, seq uint64) (*
 	if err != nil {
 		return nil, bus.Never(err)
 	}
+	return e, nil
+}
+
+// waits is the record of a task if it is still the one that waits.
+func (w *Worker) waits(ctx context.Context, task subjects.TaskID, seq uint64) (*fleet.Event, error) {
+	e, err := w.latest(ctx, task)
+	if e == nil || err != nil {
+		return nil, err
+	}
 	if e.Seq < seq {
 		// A leader that is new, or was replaced, does not know it yet. Who took
 		// that for the end of the wait would never tell anybody.
 		return nil, fmt.Errorf("task %s: record %d is not known to the stream's leader yet, %d is the last", task, seq, e.Seq)
 	}
 	if !asksHuman(e, seq) {
-		return nil, nil //nolint:nilnil // see above
+		return nil, nil //nolint:nilnil // it does not wait
 	}
 	return e, nil
 }

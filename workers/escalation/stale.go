@@ -9,7 +9,6 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
-	"parley/subjects/fleet"
 )
 
 // lookEvery is how often long waits are held against the records, and how long
@@ -54,16 +53,9 @@ func (w *Worker) endStale(ctx context.Context) error {
 
 // isOver reports whether the task of m waits no more as m says.
 func (w *Worker) isOver(ctx context.Context, m *waiting) (bool, error) {
-	last, err := w.bus.Last(ctx, subjects.StreamTasks, subjects.Task(m.Task.TaskID))
-	if errors.Is(err, bus.ErrNotFound) {
-		return true, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	e, err := fleet.DecodeEvent(last.Data)
-	if err != nil {
-		return false, err
+	e, err := w.latest(ctx, m.Task.TaskID)
+	if e == nil || err != nil {
+		return err == nil, err
 	}
 	if e.Facts.DispatchSeq != m.Dispatch && e.Facts.DispatchSeq > 0 && m.Dispatch > 0 {
 		return true, nil // its id is another task's by now
