@@ -1,13 +1,9 @@
 package escalation
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-
-	"parley/subjects"
-	"parley/subjects/fleet"
 )
 
 // Backoff is the pace of retries. Zero fields take their defaults.
@@ -16,8 +12,8 @@ type Backoff struct {
 	Max        time.Duration // between retries; default 1 min
 	Multiplier float64       // from retry to retry; default 2
 	Jitter     float64       // plus or minus this part; default 0.2, negative = none
-	CoolDown   time.Duration // of an agent that said rate_limited; default 1 min
-	Rest       time.Duration // of one that blocked, was lost or failed for good; default 5 s
+	LossBase   time.Duration // after the second loss in a row; default 10 s
+	LossMax    time.Duration // after later ones; default 5 min
 }
 
 func (b Backoff) withDefaults() Backoff {
@@ -36,31 +32,32 @@ func (b Backoff) withDefaults() Backoff {
 	case b.Jitter < 0:
 		b.Jitter = 0
 	}
-	if b.CoolDown <= 0 {
-		b.CoolDown = time.Minute
+	if b.LossBase <= 0 {
+		b.LossBase = 10 * time.Second
 	}
-	if b.Rest <= 0 {
-		b.Rest = 5 * time.Second
+	if b.LossMax <= 0 {
+		b.LossMax = 5 * time.Minute
 	}
 	return b
 }
 
-// rest is how long an agent that failed so is left alone by all tasks; asked is
-// what it asked for.
-func (b Backoff) rest(a fleet.Attempt, asked time.Duration) time.Duration {
-	b = b.withDefaults()
-	switch {
-	case a.Code == subjects.CodeAgentBusy, a.Code == subjects.CodeBudgetExhausted: // it has not failed
+// LossDelay is how long a task waits after the nth loss in a row: nothing after
+// the first, then LossBase, doubled by each further one up to LossMax.
+func (b Backoff) LossDelay(n int) time.Duration {
+	if n < 2 {
 		return 0
-	case a.Code == subjects.CodeRateLimited:
-		return cmp.Or(max(asked, 0), b.CoolDown)
-	case !retryable(a):
-		return max(asked, b.Rest)
 	}
-	return 0
+	b = b.withDefaults()
+	d := b.LossBase
+	for range n - 2 {
+		if d *= 2; d >= b.LossMax {
+			break
+		}
+	}
+	return min(d, b.LossMax)
 }
 
-// stopped is a clock that stands: the backoff library needs one, the ladder has
+// stopped is a clock that stands: the backoff library needs one, this package has
 // none.
 type stopped struct{}
 

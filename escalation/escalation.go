@@ -11,18 +11,23 @@ import (
 	"parley/subjects/fleet"
 )
 
-// State is all that the ladder looks at.
+// State is all that the policy looks at.
 type State struct {
 	Policy fleet.Policy
 	// Attempts have ended, oldest first. The newest is judged; the earlier ones
 	// carry in Level what was answered then.
-	Attempts     []fleet.Attempt
+	Attempts []fleet.Attempt
+	// Counters are those of the record before the newest attempt ended; nil:
+	// counted from Attempts.
+	Counters     *fleet.Counters
+	Made         int // attempts that were begun, the newest included
+	Widened      int // steps of candidates that were skipped since the attempt before
 	Deadline     time.Time
 	TokenBudget  int64 // 0 = none
 	TokensSpent  int64
 	Ceilings     []Ceiling      // budgets that the task shares
-	Gone         bool           // the newest attempt's agent is not live any more
-	Nobody       []fleet.Reason // set when nobody who may (Only, Excluded) could ever do it: why not
+	Nobody       []fleet.Reason // set when none of the candidates could ever do it: why not
+	Away         bool           // none of the candidates is there, or all are limited
 	RetryAfter   time.Duration  // what the newest failure asked for, 0 = nothing
 	HumanContact bool           // this fleet has a human to ask
 	// GiveUpAt is set while the task waits for a human: until when.
@@ -56,40 +61,31 @@ type Retry struct {
 	Agent subjects.AgentID
 }
 
-// Reassign is level 2: another agent, at once. Only, when not empty, names all
-// who may.
-type Reassign struct {
-	Exclude  []subjects.AgentID
-	Only     []subjects.AgentID
-	CoolDown *CoolDown // nil: none
-}
+// Reassign is level 2: another agent, at once.
+type Reassign struct{}
 
-// CoolDown keeps an agent from being offered anything for a while.
-type CoolDown struct {
-	Agent subjects.AgentID
-	Until time.Time
-}
+// Requeue puts a task back into its queue without using up a retry: its agent
+// was lost, handed it back, or is limited. It is not offered before At, zero for
+// at once.
+type Requeue struct{ At time.Time }
 
-// Return puts a task back into its queue that its agent handed back unfailed:
-// not to be offered before At, zero for at once.
-type Return struct{ At time.Time }
+// Widen lets the next step of candidates have a queued task, too.
+type Widen struct{}
 
 // Wait leaves a task in its queue until somebody can do it, or its deadline.
 type Wait struct{}
 
 // AskHuman is level 3: the task waits for a human.
 type AskHuman struct {
-	Code     subjects.Code
-	Message  string
-	CoolDown *CoolDown // nil: none
+	Code    subjects.Code
+	Message string
 }
 
 // GiveUp ends the task, as blocked or error.
 type GiveUp struct {
-	State    fleet.State
-	Code     subjects.Code
-	Message  string
-	CoolDown *CoolDown // nil: none
+	State   fleet.State
+	Code    subjects.Code
+	Message string
 }
 
 // Expire ends the task: its deadline has passed.
@@ -97,71 +93,72 @@ type Expire struct{}
 
 func (Retry) isAction()    {}
 func (Reassign) isAction() {}
-func (Return) isAction()   {}
+func (Requeue) isAction()  {}
+func (Widen) isAction()    {}
 func (Wait) isAction()     {}
 func (AskHuman) isAction() {}
 func (GiveUp) isAction()   {}
 func (Expire) isAction()   {}
 
-// Rests is the cool-down that comes with a, nil for none: how an agent failed
-// keeps it from other tasks, whatever becomes of this one.
-func Rests(a Action) *CoolDown {
-	switch a := a.(type) {
-	case Reassign:
-		return a.CoolDown
-	case AskHuman:
-		return a.CoolDown
-	case GiveUp:
-		return a.CoolDown
-	default:
-		return nil
-	}
-}
-
 // End is how a level 3 ends that waits for no human.
 func (a AskHuman) End() GiveUp { return end(a.Code, a.Message) }
 
-// Next decides what follows the newest attempt; or, with Nobody set, what
-// becomes of a queued task that none of those who may could ever do. The state
-// that it returns has the newest attempt's Level set; s itself is left as it
-// was.
-//
-// A retry that waits for an agent which has gone meanwhile can be judged again
-// with Gone set: level 1 then becomes level 2. Where all that is missing is
-// named agents (a pin, alternatives) who could never do it, the state returned
-// has an attempt added for each that says so: they count as tried.
+// Next decides what follows the newest attempt; or, with Nobody or Away set, what
+// becomes of a queued task whose candidates could never do it, or are not there.
+// The state that it returns has the newest attempt's Level, the Counters and
+// Widened as the next record has them; s itself is left as it was.
 func Next(s State, now time.Time) (State, Action) {
 	s.Attempts = slices.Clone(s.Attempts)
+	judging := s.GiveUpAt.IsZero() && s.Nobody == nil && !s.Away && !s.Starting
+	s.Counters = new(s.counters(judging))
 	switch {
 	case !s.Deadline.After(now):
-		if n := len(s.Attempts); n > 0 && s.Attempts[n-1].Level == 0 && s.Attempts[n-1].Code != subjects.CodeAgentBusy {
+		if n := len(s.Attempts); n > 0 && s.Attempts[n-1].Level == 0 && !ClassOf(s.Attempts[n-1].Code).Requeues() {
 			s.Attempts[n-1].Level = 3
 		}
 		return s, Expire{}
 	case !s.GiveUpAt.IsZero():
 		return s, s.unanswered(now)
 	case s.Nobody != nil:
-		action := s.nobody(now)
+		action := s.answerNobody()
+		return s, action
+	case s.Away:
+		action := s.answerAway()
 		return s, action
 	case s.Starting && s.spent():
-		action := s.top(subjects.CodeBudgetExhausted, s.budget())
+		action := s.escalateToHuman(subjects.CodeBudgetExhausted, s.budget())
 		return s, action
 	case s.Starting:
 		return s, Wait{}
 	case len(s.Attempts) == 0:
 		return s, Wait{}
 	}
-	rest := s.coolDown(len(s.Attempts)-1, now)
-	switch a := s.judge(now).(type) {
-	case AskHuman:
-		a.CoolDown = rest
-		return s, a
-	case GiveUp:
-		a.CoolDown = rest
-		return s, a
-	default:
-		return s, a
+	s.Widened = 0
+	action := s.judge(now)
+	return s, action
+}
+
+// counters are those of the record, counted from its attempts where a former
+// build kept none: without the newest one, if that is to be judged.
+func (s *State) counters(judging bool) fleet.Counters {
+	if s.Counters != nil {
+		return *s.Counters
 	}
+	attempts := s.Attempts
+	if judging && len(attempts) > 0 {
+		attempts = attempts[:len(attempts)-1]
+	}
+	var c fleet.Counters
+	for _, a := range attempts {
+		switch {
+		case a.Level == 1:
+			c.Retries++
+		case ClassOf(a.Code) == ClassLoss:
+			c.Losses++
+			c.LossesTotal++
+		}
+	}
+	return c
 }
 
 // unanswered goes on waiting for a human, or ends the task.
@@ -179,52 +176,81 @@ func (s *State) unanswered(now time.Time) Action {
 	return end(code, "no human answered until "+s.GiveUpAt.UTC().Format(time.RFC3339)+"; "+message)
 }
 
+// maxAttempts is how many attempts a task has at most: after that it is not
+// another agent that is missing. Every record repeats the attempts before it, so
+// that a large fleet would fill the store with one task.
+const maxAttempts = 100
+
 // judge answers the newest attempt, and notes in it at which level.
 func (s *State) judge(now time.Time) Action {
 	last := &s.Attempts[len(s.Attempts)-1]
-	blocked := Blocked(last.Code)
+	class := ClassOf(last.Code)
+	if class == ClassLoss {
+		s.Counters.Losses++
+		s.Counters.LossesTotal++
+	}
 	switch {
-	case last.Code == subjects.CodeBudgetExhausted:
-		return s.top(last.Code, last.Message)
+	case class == ClassBudget:
+		return s.escalateToHuman(last.Code, last.Message)
 	case s.spent():
-		return s.top(subjects.CodeBudgetExhausted, fmt.Sprintf("%s; the last attempt ended with %s: %s", s.budget(), last.Code, last.Message))
-	case last.Code == subjects.CodeAgentBusy:
-		return s.handedBack(now)
+		return s.escalateToHuman(subjects.CodeBudgetExhausted, fmt.Sprintf("%s; the last attempt ended with %s: %s", s.budget(), last.Code, last.Message))
+	case class.Requeues():
+		return s.requeue(class, now)
 	case s.asked():
-		return s.top(last.Code, last.Message)
-	case blocked && s.Policy.OnBlocked == fleet.OnBlockedFail:
+		return s.escalateToHuman(last.Code, last.Message)
+	case class.Blocks() && s.Policy.OnBlocked == fleet.OnBlockedFail:
 		last.Level = 3
 		return end(last.Code, last.Message)
-	case blocked && s.Policy.OnBlocked == fleet.OnBlockedEscalate:
-		return s.top(last.Code, last.Message)
+	case class.Blocks() && s.Policy.OnBlocked == fleet.OnBlockedEscalate:
+		return s.escalateToHuman(last.Code, last.Message)
 	}
-	if at, ok := s.again(now); ok {
+	if at, ok := s.retryAt(now); ok {
 		last.Level = 1
+		s.Counters.Retries++
 		return Retry{At: at, Agent: last.AgentID}
 	}
-	return s.another(len(s.Attempts)-1, now)
+	return s.reassign()
 }
 
-// handedBack puts the task back, for a while if it has only just been handed
-// back before; if its agent has left for good and it was to try again, that is
-// level 2.
-func (s *State) handedBack(now time.Time) Action {
+// requeue puts a task back that was lost, handed back or limited, unless it was
+// so too often.
+func (s *State) requeue(class Class, now time.Time) Action {
 	last := &s.Attempts[len(s.Attempts)-1]
 	last.Level = 0
-	if k := counted(s.Attempts) - 1; k >= 0 && s.Gone && s.Attempts[k].Level == 1 && s.Attempts[k].AgentID == last.AgentID {
-		return s.another(k, now)
+	most := cmp.Or(s.Policy.MaxLosses, fleet.DefaultMaxLosses)
+	switch c := s.Counters; {
+	case class == ClassLoss && c.Losses >= most:
+		return s.escalateToHuman(last.Code, fmt.Sprintf("lost %s in a row; the last: %s", numbered(c.Losses, "agent"), cmp.Or(last.Message, string(last.Code))))
+	case class == ClassLoss && c.LossesTotal >= totalLosses*most:
+		return s.escalateToHuman(last.Code, fmt.Sprintf("lost %s in all; the last: %s", numbered(c.LossesTotal, "agent"), cmp.Or(last.Message, string(last.Code))))
+	case s.Made >= maxAttempts:
+		return s.escalateToHuman(last.Code, fmt.Sprintf("%d attempts have ended, no more are made; the last: %s", s.Made, cmp.Or(last.Message, string(last.Code))))
+	case class == ClassLoss && c.Losses > 1:
+		return Requeue{At: now.Add(s.Backoff.LossDelay(c.Losses))}
+	case class == ClassHandBack:
+		if n := HandedBack(s.Attempts); n > 1 {
+			return Requeue{At: now.Add(s.Backoff.Delay(n-2, s.Seed))}
+		}
 	}
-	if n := HandedBack(s.Attempts); n > 1 {
-		return Return{At: now.Add(s.Backoff.Delay(n-2, s.Seed))}
+	return Requeue{}
+}
+
+// totalLosses times max_losses is how many agents a task may lose in all, however
+// often the row is broken.
+const totalLosses = 4
+
+func numbered(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
 	}
-	return Return{}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // HandedBack counts the newest attempts that handed the task back, one after
 // another.
 func HandedBack(attempts []fleet.Attempt) int {
 	n := 0
-	for n < len(attempts) && attempts[len(attempts)-1-n].Code == subjects.CodeAgentBusy {
+	for n < len(attempts) && ClassOf(attempts[len(attempts)-1-n].Code) == ClassHandBack {
 		n++
 	}
 	return n
@@ -236,105 +262,83 @@ func (s *State) asked() bool {
 	return slices.ContainsFunc(s.Attempts[:len(s.Attempts)-1], func(a fleet.Attempt) bool { return a.Level == 3 })
 }
 
-// again decides whether level 1 answers the newest attempt, and when.
-func (s *State) again(now time.Time) (time.Time, bool) {
+// retryAt decides whether the newest attempt's agent tries again, and when. Only
+// the first agent that failed the task does.
+func (s *State) retryAt(now time.Time) (time.Time, bool) {
 	earlier, last := s.Attempts[:len(s.Attempts)-1], s.Attempts[len(s.Attempts)-1]
-	n := retries(earlier)
-	above := slices.ContainsFunc(earlier, func(a fleet.Attempt) bool { return a.Level > 1 })
-	if above || s.Gone || !retryable(last) || n >= s.Policy.MaxRetries {
+	another := slices.ContainsFunc(earlier, func(a fleet.Attempt) bool {
+		return a.Level > 1 || a.Level == 1 && a.AgentID != last.AgentID
+	})
+	if another || !retryable(last) || s.Counters.Retries >= s.Policy.MaxRetries || s.Made >= maxAttempts {
 		return time.Time{}, false
 	}
-	at := now.Add(max(s.Backoff.Delay(n, s.Seed), s.RetryAfter))
+	at := now.Add(max(s.Backoff.Delay(s.Counters.Retries, s.Seed), s.RetryAfter))
 	return at, at.Before(s.Deadline)
 }
 
-// retries counts the attempts that the same agent was allowed to repeat.
-func retries(attempts []fleet.Attempt) int {
-	n := 0
-	for _, a := range attempts {
-		if a.Level == 1 || a.Level == 0 && Blocked(a.Code) {
-			n++
-		}
-	}
-	return n
-}
-
-// retryable reports whether the agent may try again after a. Codes that the
-// ladder does not know are the agent's own errors: it says so itself.
+// retryable reports whether the agent may try again after a. Codes that are not
+// known are the agent's own errors: it says so itself.
 func retryable(a fleet.Attempt) bool {
-	switch a.Code {
-	case subjects.CodeAgentTimeout, subjects.CodeResultInvalid:
+	switch class := ClassOf(a.Code); {
+	case class == ClassResult, a.Code == subjects.CodeAgentTimeout:
 		return true
-	case subjects.CodeAgentLost, subjects.CodeRateLimited:
-		return false
+	case class == ClassAgent:
+		return a.Retryable
 	}
-	return a.Retryable && !Blocked(a.Code)
+	return false
 }
 
-// maxFailed is how many agents may fail a task: after that it is not another
-// agent that is missing. Every record repeats the attempts before it, so that a
-// large fleet would fill the store with one task.
-const maxFailed = 100
-
-// another answers attempt k by level 2, or by level 3 if nobody may any more.
-func (s *State) another(k int, now time.Time) Action {
-	last := &s.Attempts[k]
+// reassign answers the newest attempt by level 2, or by level 3 if nobody may any
+// more.
+func (s *State) reassign() Action {
+	last := &s.Attempts[len(s.Attempts)-1]
 	last.Level = 2
-	failed := Excluded(s.Attempts)
-	if len(failed) >= maxFailed {
-		return s.top(last.Code, fmt.Sprintf("%d agents have failed it, no more are asked; the last: %s", len(failed), cmp.Or(last.Message, string(last.Code))))
+	exclude := Excluded(s.Policy, s.Attempts)
+	failed := max(s.Made, len(exclude))
+	switch {
+	case failed >= maxAttempts:
+		return s.escalateToHuman(last.Code, fmt.Sprintf("%d attempts have failed, no more are made; the last: %s", failed, cmp.Or(last.Message, string(last.Code))))
+	case exhausted(s.Policy, exclude):
+		return s.escalateToHuman(last.Code, last.Message)
 	}
-	only, exhausted := candidates(s.Policy, failed)
-	if !exhausted {
-		return Reassign{Exclude: failed, Only: only, CoolDown: s.coolDown(k, now)}
-	}
-	if s.waits(k) {
-		last.Level = 0
-		b := s.Backoff.withDefaults()
-		return Reassign{
-			Exclude: Excluded(s.Attempts), Only: Only(s.Policy, s.Attempts),
-			CoolDown: &CoolDown{Agent: last.AgentID, Until: now.Add(max(s.RetryAfter, b.CoolDown))},
-		}
-	}
-	return s.top(last.Code, last.Message)
+	return Reassign{}
 }
 
-// coolDown is how the agent of attempt k is to rest, nil for not at all.
-func (s *State) coolDown(k int, now time.Time) *CoolDown {
-	a := s.Attempts[k]
-	rest := s.Backoff.rest(a, s.RetryAfter)
-	if rest == 0 {
-		return nil
+// answerAway lets others have a task whose candidates are not there. A human's
+// decision is kept, and what has no further step waits.
+func (s *State) answerAway() Action {
+	if s.Decided || s.spent() || !CandidatesOf(s.Policy, s.Attempts, s.Widened, nil).Wider {
+		return Wait{}
 	}
-	return &CoolDown{Agent: a.AgentID, Until: now.Add(rest)}
+	s.Widened++
+	return Widen{}
 }
 
-// waits reports whether attempt k, by the last agent that may, is one that
-// on_blocked: wait bears: what blocks the agent may pass. That is a retry, too.
-func (s *State) waits(k int) bool {
-	last := s.Attempts[k]
-	return s.Policy.OnBlocked == fleet.OnBlockedWait && Blocked(last.Code) && retries(s.Attempts[:k]) < s.Policy.MaxRetries
-}
-
-// nobody answers that none of those who may could ever do the task.
-func (s *State) nobody(now time.Time) Action {
-	k := counted(s.Attempts)
+// answerNobody answers that none of those who may could ever do the task.
+func (s *State) answerNobody() Action {
 	if s.Decided {
-		return s.top(subjects.CodeNoCapableAgent, "who was to do it by a human's decision cannot: "+join(s.Nobody))
+		return s.escalateToHuman(subjects.CodeNoCapableAgent, "who was to do it by a human's decision cannot: "+join(s.Nobody))
 	}
-	pending := k > 0 && s.Attempts[k-1].Level == 1
-	named := Only(s.Policy, s.Attempts)
-	if pending || len(named) > 0 {
-		if a, ok := s.passOver(pending, named, now); ok {
-			return a
+	var last *fleet.Attempt // that counts
+	for i := range slices.Backward(s.Attempts) {
+		if s.Attempts[i].Level > 0 {
+			last = &s.Attempts[i]
+			break
 		}
+	}
+	byPolicy := last == nil || ClassOf(last.Code).Blocks()
+	atOnce := byPolicy && (s.Policy.OnBlocked == fleet.OnBlockedFail || s.Policy.OnBlocked == fleet.OnBlockedEscalate)
+	asked := last != nil && last.Level == 3
+	if !atOnce && !asked && !s.spent() && CandidatesOf(s.Policy, s.Attempts, s.Widened, nil).Wider {
+		s.Widened++
+		return Widen{}
 	}
 	code, message := subjects.CodeNoCapableAgent, "no agent could ever do it: "+join(s.Nobody)
-	if k > 0 {
-		code = s.Attempts[k-1].Code
-		message = cmp.Or(s.Attempts[k-1].Message, string(code)) + "; nobody else could ever do it: " + join(s.Nobody)
+	if last != nil {
+		code = last.Code
+		message = cmp.Or(last.Message, string(code)) + "; nobody else could ever do it: " + join(s.Nobody)
 	}
-	if k == 0 || Blocked(code) {
+	if byPolicy {
 		switch s.Policy.OnBlocked {
 		case fleet.OnBlockedWait:
 			return Wait{}
@@ -342,33 +346,7 @@ func (s *State) nobody(now time.Time) Action {
 			return end(code, message)
 		}
 	}
-	return s.top(code, message)
-}
-
-// passOver goes on to others when the named agents, or the one that was to try
-// again, could never do it; ok says that there may be others.
-func (s *State) passOver(pending bool, named []subjects.AgentID, now time.Time) (Action, bool) {
-	k := counted(s.Attempts)
-	tried := slices.Clone(s.Attempts)
-	if pending {
-		tried[k-1].Level = 2
-	} else {
-		for _, id := range named {
-			tried = append(tried, fleet.Attempt{
-				AgentID: id, Ended: now, Level: 2, Code: subjects.CodeNoCapableAgent,
-				Message: "not offered: " + join(s.Nobody),
-			})
-		}
-	}
-	failed := Excluded(tried)
-	only, exhausted := candidates(s.Policy, failed)
-	blocked := k == 0 || !pending && Blocked(s.Attempts[k-1].Code)
-	atOnce := blocked && (s.Policy.OnBlocked == fleet.OnBlockedFail || s.Policy.OnBlocked == fleet.OnBlockedEscalate)
-	if exhausted || atOnce || s.spent() || k > 0 && s.Attempts[k-1].Level == 3 {
-		return nil, false
-	}
-	s.Attempts = tried
-	return Reassign{Exclude: failed, Only: only}, true
+	return s.escalateToHuman(code, message)
 }
 
 func join(reasons []fleet.Reason) string {
@@ -397,8 +375,8 @@ func (s *State) budget() string {
 	return ""
 }
 
-// top is level 3: a human if there is one to ask, else the end.
-func (s *State) top(code subjects.Code, message string) Action {
+// escalateToHuman is level 3: a human if there is one to ask, else the end.
+func (s *State) escalateToHuman(code subjects.Code, message string) Action {
 	if n := len(s.Attempts); n > 0 {
 		s.Attempts[n-1].Level = 3
 	}

@@ -97,6 +97,8 @@ func newLadder(t *testing.T, words []string) *ladder {
 			l.Policy.Alternatives = agents(v)
 		case "retries":
 			l.Policy.MaxRetries, err = strconv.Atoi(v)
+		case "losses":
+			l.Policy.MaxLosses, err = strconv.Atoi(v)
 		case "on_blocked":
 			l.Policy.OnBlocked = v
 		case "escalate":
@@ -130,7 +132,7 @@ func agents(list string) []subjects.AgentID {
 // step does one line of a script and tells the answer.
 func (l *ladder) step(t *testing.T, verb, rest string) []string {
 	t.Helper()
-	l.Nobody, l.Gone, l.RetryAfter = nil, false, 0
+	l.Nobody, l.Away, l.RetryAfter = nil, false, 0
 	switch verb {
 	case "pass": // time passes
 		d, err := time.ParseDuration(rest)
@@ -144,20 +146,23 @@ func (l *ladder) step(t *testing.T, verb, rest string) []string {
 		for m := range strings.SplitSeq(rest, " | ") {
 			l.Nobody = append(l.Nobody, fleet.Reason{Code: subjects.CodeNoCapableAgent, Message: m})
 		}
-	case "gone": // the agent that was to try again has left
-		l.Gone = true
+	case "away": // none of the candidates is there
+		l.Away = true
+	case "artifact": // the attempt stored something new
+		l.Counters.Losses = 0
+		return nil
 	default: // an agent's attempt ended
 		l.ended(t, verb, strings.Fields(rest))
 	}
 	var action escalation.Action
 	l.State, action = escalation.Next(l.State, l.now)
 	answer := describe(action, l.now)
-	if c := escalation.Rests(action); c != nil {
-		answer += fmt.Sprintf(", %s rests %s", c.Agent, c.Until.Sub(l.now))
-	}
 	answers := []string{answer, "levels" + levels(l.Attempts)}
-	if ex, only := escalation.Excluded(l.Attempts), escalation.Only(l.Policy, l.Attempts); len(ex)+len(only) > 0 {
-		answers = append(answers, fmt.Sprintf("from here on: not %v only %v", ex, only))
+	if c := *l.Counters; c != (fleet.Counters{}) {
+		answers = append(answers, fmt.Sprintf("retries %d, losses %d of %d", c.Retries, c.Losses, c.LossesTotal))
+	}
+	if c := escalation.CandidatesOf(l.Policy, l.Attempts, l.Widened, nil); len(c.Exclude)+len(c.Only) > 0 {
+		answers = append(answers, fmt.Sprintf("from here on: not %s only %v%s", l.excluded(c.Exclude), c.Only, map[bool]string{true: ", then others"}[c.Wider]))
 	}
 	if r, ok := action.(escalation.Retry); ok {
 		l.now = r.At
@@ -176,8 +181,8 @@ func (l *ladder) ended(t *testing.T, agent string, words []string) {
 		switch k {
 		case "retryable":
 			a.Retryable = true
-		case "gone":
-			l.Gone = true
+		case "instance":
+			a.InstanceID = subjects.InstanceID(v)
 		case "tokens":
 			n, err := strconv.ParseInt(v, 10, 64)
 			if err != nil {
@@ -196,6 +201,22 @@ func (l *ladder) ended(t *testing.T, agent string, words []string) {
 		}
 	}
 	l.Attempts = append(l.Attempts, a)
+	l.Made++
+}
+
+func (l *ladder) excluded(list []escalation.Exclusion) string {
+	var out []string
+	for _, e := range list {
+		s := string(e.Agent)
+		if e.Instance != "" {
+			s += "/" + string(e.Instance)
+		}
+		if !e.Until.IsZero() {
+			s += " for " + e.Until.Sub(l.now).String()
+		}
+		out = append(out, s)
+	}
+	return "[" + strings.Join(out, ", ") + "]"
 }
 
 func levels(attempts []fleet.Attempt) string {
@@ -211,12 +232,14 @@ func describe(a escalation.Action, now time.Time) string {
 	case escalation.Retry:
 		return fmt.Sprintf("retry by %s in %s", a.Agent, a.At.Sub(now).Round(time.Millisecond))
 	case escalation.Reassign:
-		return fmt.Sprintf("reassign not %v only %v", a.Exclude, a.Only)
-	case escalation.Return:
+		return "reassign"
+	case escalation.Requeue:
 		if !a.At.IsZero() {
-			return fmt.Sprintf("return to the queue in %s", a.At.Sub(now).Round(time.Millisecond))
+			return fmt.Sprintf("queue again in %s", a.At.Sub(now).Round(time.Millisecond))
 		}
-		return "return to the queue"
+		return "queue again"
+	case escalation.Widen:
+		return "widen"
 	case escalation.Wait:
 		return "wait"
 	case escalation.AskHuman:

@@ -1,6 +1,7 @@
 package escalation_test
 
 import (
+	stdcmp "cmp"
 	"slices"
 	"testing"
 	"time"
@@ -18,7 +19,7 @@ var (
 	codes  = []subjects.Code{
 		subjects.CodeAgentError, subjects.CodeAgentTimeout, subjects.CodeResultInvalid, subjects.CodeAgentLost,
 		subjects.CodeRateLimited, subjects.CodeMCPUnhealthy, subjects.CodeDirtyRepo, subjects.CodeNoCapableAgent,
-		subjects.CodeForbidden, subjects.CodeBudgetExhausted, subjects.CodeAgentBusy, subjects.CodeUnavailable, "new_code",
+		subjects.CodeForbidden, subjects.CodeLoginRequired, subjects.CodePermissionDenied, subjects.CodeCheckFailed, subjects.CodeBudgetExhausted, subjects.CodeAgentBusy, subjects.CodeUnavailable, "new_code",
 	}
 )
 
@@ -27,6 +28,7 @@ func genState(t *rapid.T) escalation.State {
 	s := escalation.State{
 		Policy: fleet.Policy{
 			MaxRetries:   rapid.IntRange(0, 4).Draw(t, "max_retries"),
+			MaxLosses:    rapid.IntRange(0, 4).Draw(t, "max_losses"),
 			Alternatives: rapid.SliceOfN(agent, 0, 3).Draw(t, "alternatives"),
 			OnBlocked:    rapid.SampledFrom([]string{"", "reroute", "wait", "fail", "escalate"}).Draw(t, "on_blocked"),
 			Escalate:     rapid.SampledFrom([]string{"", "auto", "always", "never"}).Draw(t, "escalate"),
@@ -44,31 +46,29 @@ func genState(t *rapid.T) escalation.State {
 
 // world is a fleet that does all it can to keep a task from getting done.
 type world struct {
-	t       *rapid.T
-	s       escalation.State
-	now     time.Time
-	able    map[subjects.AgentID]bool // could do it, now or later
-	retry   subjects.AgentID          // level 1 is pending
-	started int                       // attempts that were not handed back
-	failed  map[subjects.AgentID]bool // answered by level 2
-	tried   map[subjects.AgentID]bool
-	busy    int
+	t     *rapid.T
+	s     escalation.State
+	now   time.Time
+	able  map[subjects.AgentID]bool // could do it, now or later
+	retry subjects.AgentID          // level 1 is pending
+	tries int                       // attempts that were tries at the work
+	tried map[subjects.AgentID]bool
+	lost  fleet.Counters // as they must be
 }
 
-// TestTheLadderEnds runs fleets in which nothing ever succeeds.
-func TestTheLadderEnds(t *testing.T) {
+// TestThePolicyEnds runs fleets in which nothing ever succeeds.
+func TestThePolicyEnds(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{
 			t: t, s: genState(t), now: start,
-			able: make(map[subjects.AgentID]bool), failed: make(map[subjects.AgentID]bool),
-			tried: make(map[subjects.AgentID]bool),
+			able: make(map[subjects.AgentID]bool), tried: make(map[subjects.AgentID]bool),
 		}
 		for _, id := range roster {
 			w.able[id] = rapid.Bool().Draw(t, "able "+string(id))
 		}
 		for step := 0; !w.step(); step++ {
-			if step > 200 {
+			if step > 500 {
 				t.Fatalf("no end in sight: %+v", w.s)
 			}
 		}
@@ -76,29 +76,49 @@ func TestTheLadderEnds(t *testing.T) {
 	})
 }
 
-// may lists who may and could do the task by its record.
-func (w *world) may() []subjects.AgentID {
-	not := escalation.Excluded(w.s.Attempts)
-	only := escalation.Only(w.s.Policy, w.s.Attempts)
-	var out []subjects.AgentID
+// may lists who could do the task by its record, ever and now, and when the first
+// of those comes back who may not now.
+func (w *world) may() (ever, now []subjects.AgentID, back time.Time) {
+	c := escalation.CandidatesOf(w.s.Policy, w.s.Attempts, w.s.Widened, nil)
 	for _, id := range roster {
-		if w.able[id] && !slices.Contains(not, id) && (len(only) == 0 || slices.Contains(only, id)) {
-			out = append(out, id)
+		if !w.able[id] || len(c.Only) > 0 && !slices.Contains(c.Only, id) {
+			continue
 		}
+		out, until := false, time.Time{}
+		for _, e := range c.Exclude {
+			switch {
+			case e.Agent != id:
+			case e.Until.IsZero():
+				out = true
+			default:
+				until = later(until, e.Until)
+			}
+		}
+		switch {
+		case out:
+			continue
+		case !until.After(w.now):
+			now = append(now, id)
+		case back.IsZero() || until.Before(back):
+			back = until
+		}
+		ever = append(ever, id)
 	}
-	return out
+	return ever, now, back
 }
 
 // step lets one thing go wrong and reports whether the task has ended.
 func (w *world) step() (ended bool) {
-	w.s.Nobody, w.s.Gone, w.s.RetryAfter = nil, false, 0
-	switch may := w.may(); {
-	case len(may) == 0:
+	w.s.Nobody, w.s.Away, w.s.RetryAfter = nil, false, 0
+	ever, may, back := w.may()
+	switch {
+	case len(ever) == 0:
 		w.s.Nobody = []fleet.Reason{{Code: subjects.CodeNoCapableAgent, Message: "nobody"}}
-		w.retry = ""
-	case w.retry != "" && rapid.IntRange(0, 9).Draw(w.t, "leaves") == 0:
-		w.s.Gone = true
-		w.retry = ""
+	case len(may) == 0:
+		w.now = back
+		return !w.now.Before(w.s.Deadline)
+	case rapid.IntRange(0, 9).Draw(w.t, "leave") == 0:
+		w.s.Away = true
 	default:
 		w.attempt(rapid.SampledFrom(may).Draw(w.t, "agent"))
 	}
@@ -128,38 +148,39 @@ func (w *world) attempt(agent subjects.AgentID) {
 		// The deadline is the router's to watch; it asks no more.
 	case w.s.TokenBudget > 0 && w.s.TokensSpent >= w.s.TokenBudget:
 		w.t.Fatalf("an attempt starts with %d of %d tokens spent", w.s.TokensSpent, w.s.TokenBudget)
-	case w.failed[agent]:
-		w.t.Fatalf("level 2 goes back to %s", agent)
 	case w.s.Policy.Agent != "" && !slices.Contains(w.named(), agent):
 		w.t.Fatalf("pinned to %v, but %s tries", w.named(), agent)
-	case w.retry != "" && agent != w.retry:
+	case w.retry != "" && agent != w.retry && w.s.Widened == 0:
 		w.t.Fatalf("level 1 goes to %s, not to %s", agent, w.retry)
 	}
+	if c := w.s.Counters; c != nil && rapid.IntRange(0, 3).Draw(w.t, "artifact") == 0 {
+		c.Losses, w.lost.Losses = 0, 0
+	}
+	w.s.Made++
 	a := fleet.Attempt{
-		Attempt: len(w.s.Attempts) + 1, AgentID: agent,
+		Attempt: w.s.Made, AgentID: agent, InstanceID: "i", Ended: w.now,
 		Code:      rapid.SampledFrom(codes).Draw(w.t, "code"),
 		Retryable: rapid.Bool().Draw(w.t, "retryable"),
 		Tokens:    rapid.SampledFrom([]int64{0, 0, 200}).Draw(w.t, "tokens"),
 	}
-	if a.Code == subjects.CodeAgentBusy {
-		if w.busy++; w.busy > 10 {
-			a.Code = subjects.CodeAgentError
-		}
-	}
-	if a.Code != subjects.CodeAgentBusy {
-		w.started++
-		w.retry = ""
-	}
 	w.now = w.now.Add(time.Duration(rapid.IntRange(0, 300).Draw(w.t, "took")) * time.Second)
 	w.s.TokensSpent += a.Tokens
 	w.s.RetryAfter = time.Duration(rapid.IntRange(0, 100).Draw(w.t, "after")) * time.Second
-	w.s.Gone = rapid.IntRange(0, 4).Draw(w.t, "gone") == 0
 	w.s.Attempts = append(w.s.Attempts, a)
-	if a.Code != subjects.CodeAgentBusy {
+	switch class := escalation.ClassOf(a.Code); {
+	case class == escalation.ClassLoss:
+		w.lost.Losses++
+		w.lost.LossesTotal++
+	case class.CountsAsTry():
+		w.tries++
 		w.tried[agent] = true
+		w.retry = ""
 	}
-	if limit := len(w.tried) + w.s.Policy.MaxRetries; w.started > limit {
-		w.t.Fatalf("%d attempts by %d agents, with %d retries", w.started, len(w.tried), w.s.Policy.MaxRetries)
+	if limit := len(w.tried) + w.s.Policy.MaxRetries; w.tries > limit {
+		w.t.Fatalf("%d tries by %d agents, with %d retries", w.tries, len(w.tried), w.s.Policy.MaxRetries)
+	}
+	if most := stdcmp.Or(w.s.Policy.MaxLosses, fleet.DefaultMaxLosses); w.lost.Losses > most || w.lost.LossesTotal > 4*most || w.s.Made > 100 {
+		w.t.Fatalf("%+v of %d losses in %d attempts", w.lost, most, w.s.Made)
 	}
 }
 
@@ -172,26 +193,31 @@ func (w *world) obey(action escalation.Action) (ended bool) {
 	if n := len(w.s.Attempts); n > 0 {
 		last = w.s.Attempts[n-1]
 	}
+	if !late {
+		w.lost.Retries = w.s.Counters.Retries
+		if diff := cmp.Diff(&w.lost, w.s.Counters); diff != "" {
+			w.t.Fatalf("counters (-want +got):\n%s", diff)
+		}
+	}
+	class := escalation.ClassOf(last.Code)
 	switch a := action.(type) {
 	case escalation.Retry:
-		if !a.At.Before(w.s.Deadline) || a.At.Before(w.now.Add(w.s.RetryAfter)) || a.Agent != last.AgentID {
+		if !a.At.Before(w.s.Deadline) || a.At.Before(w.now.Add(w.s.RetryAfter)) || a.Agent != last.AgentID || !class.CountsAsTry() {
 			w.t.Fatalf("%+v at %s after %+v", a, w.now, last)
 		}
 		w.now, w.retry = a.At, a.Agent
 	case escalation.Reassign:
-		if diff := cmp.Diff(escalation.Excluded(w.s.Attempts), a.Exclude) + cmp.Diff(escalation.Only(w.s.Policy, w.s.Attempts), a.Only); diff != "" {
-			w.t.Fatalf("the record says otherwise than the action: %s", diff)
-		}
-		for _, id := range a.Exclude {
-			w.failed[id] = true
-		}
 		w.retry = ""
-	case escalation.Return:
-		if last.Code != subjects.CodeAgentBusy || last.Level != 0 {
-			w.t.Fatalf("returned after %+v", last)
+	case escalation.Requeue:
+		if !class.Requeues() || last.Level != 0 {
+			w.t.Fatalf("queued again after %+v", last)
 		}
+		w.now = later(w.now, a.At)
+	case escalation.Widen:
 	case escalation.Wait:
-		w.now = w.s.Deadline
+		if w.s.Nobody != nil {
+			w.now = w.s.Deadline
+		}
 	case escalation.AskHuman:
 		w.checkTop(last, a.Code)
 		return true
@@ -207,6 +233,13 @@ func (w *world) obey(action escalation.Action) (ended bool) {
 	return false
 }
 
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
 // checkTop sees that level 3 is not reached while somebody else might do it.
 func (w *world) checkTop(last fleet.Attempt, code subjects.Code) {
 	onBlocked := w.s.Policy.OnBlocked
@@ -214,9 +247,17 @@ func (w *world) checkTop(last fleet.Attempt, code subjects.Code) {
 	if code == subjects.CodeBudgetExhausted || atOnce {
 		return
 	}
-	not := escalation.Excluded(w.s.Attempts)
+	most := stdcmp.Or(w.s.Policy.MaxLosses, fleet.DefaultMaxLosses)
+	switch c := w.s.Counters; {
+	case code == subjects.CodeAgentLost && (c.Losses >= most || c.LossesTotal >= 4*most), w.s.Made >= 100:
+		return
+	case escalation.ClassOf(last.Code).Requeues() && w.s.Nobody == nil:
+		w.t.Fatalf("level 3 (%s) after %+v with %+v", code, last, c)
+	}
+	exclude := escalation.Excluded(w.s.Policy, w.s.Attempts)
 	for _, id := range roster {
-		if w.able[id] && !slices.Contains(not, id) && (w.s.Policy.Agent == "" || slices.Contains(w.named(), id)) {
+		out := slices.ContainsFunc(exclude, func(e escalation.Exclusion) bool { return e.Agent == id && e.Until.IsZero() })
+		if w.able[id] && !out && (w.s.Policy.Agent == "" || slices.Contains(w.named(), id)) {
 			w.t.Fatalf("level 3 (%s) after %+v, but %s could do it", code, last, id)
 		}
 	}

@@ -58,7 +58,7 @@ func TestPermissions(t *testing.T) {
 	api := []string{
 		"fleet.a2a.bob.*", "fleet.a2a.bob.confirm.*.*",
 		"fleet.api.bob.a2e.call", "fleet.api.bob.a2e.handshake",
-		"fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
+		"fleet.api.bob.agent.limits", "fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
 		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
 		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
 		"fleet.api.bob.session.append", "fleet.api.bob.session.context", "fleet.api.bob.session.create",
@@ -94,12 +94,12 @@ func TestPermissions(t *testing.T) {
 		{
 			role: subjects.RoleOperator,
 			publish: append([]string{
-				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.resume", "fleet.api.bob.audit.read",
+				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.lift", "fleet.api.bob.agent.resume", "fleet.api.bob.audit.read",
 				"fleet.api.bob.escalation.ack", "fleet.api.bob.escalation.answer", "fleet.api.bob.escalation.cancel",
 				"fleet.api.bob.escalation.complete", "fleet.api.bob.escalation.get", "fleet.api.bob.escalation.list",
 				"fleet.api.bob.escalation.reassign", "fleet.api.bob.escalation.retry", "fleet.api.bob.escalation.silence",
 				"fleet.api.bob.escalation.status", "fleet.api.bob.identity.add", "fleet.api.bob.identity.get", "fleet.api.bob.identity.list",
-				"fleet.api.bob.identity.revoke", "fleet.api.bob.identity.rotate", "fleet.api.bob.task.resume",
+				"fleet.api.bob.identity.revoke", "fleet.api.bob.identity.rotate", "fleet.api.bob.task.resume", "fleet.api.bob.task.waiting",
 				"fleet.api.bob.webhook.drop", "fleet.api.bob.webhook.get", "fleet.api.bob.webhook.list",
 				"fleet.api.bob.webhook.replay", "fleet.api.bob.webhook.status",
 			}, api...),

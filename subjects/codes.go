@@ -40,6 +40,11 @@ var codes = [...]codeInfo{
 	{CodeCanceled, 37, 409, "The task was canceled.", "Dispatch again if it is still wanted."},
 	{CodeUnavailable, 38, 503, "The fleet cannot answer for the moment.", "Repeat after retry_after_seconds; the same task_id makes that safe."},
 	{CodeInternal, 39, 500, "A fault of the fleet itself.", "See the worker's log, and report it."},
+	{CodeCheckFailed, 40, 422, "The check that the dispatch names failed on the result.", "See the check's output in the message; correct the work or the check."},
+	{CodeSecretInChanges, 41, 422, "The changes hold something that looks like a secret.", "Take it out of the changes; agents get secrets from their own environment."},
+	{CodeLoginRequired, 42, 401, "The agent's tool is not logged in.", "Log in on the agent's machine; the message names the tool."},
+	{CodeSetupFailed, 43, 503, "The agent could not prepare its work place.", "See the message; repair the setup on the agent's machine."},
+	{CodePermissionDenied, 44, 403, "The agent was denied something that the task needs.", "Allow it in the agent's configuration, or send the task to another agent."},
 }
 
 // Codes returns every code, in the order of the protocol.

@@ -42,6 +42,11 @@ const (
 	CodeCanceled            Code = "canceled"
 	CodeUnavailable         Code = "unavailable"
 	CodeInternal            Code = "internal"
+	CodeCheckFailed         Code = "check_failed"
+	CodeSecretInChanges     Code = "secret_in_changes"
+	CodeLoginRequired       Code = "login_required"
+	CodeSetupFailed         Code = "setup_failed"
+	CodePermissionDenied    Code = "permission_denied"
 )
 
 // Error is what every door answers when it refuses: what was wrong, where, and

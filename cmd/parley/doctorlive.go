@@ -154,12 +154,12 @@ func unsound(events []fleet.Event) string {
 
 // misbegun says why an attempt must not have begun; "" where it may.
 func misbegun(e *fleet.Event) string {
-	switch only, exclude := escalation.May(e.Facts.Policy, e.Facts.Attempts, e.Facts.Human); {
+	switch may := escalation.CandidatesOf(e.Facts.Policy, e.Facts.Attempts, e.Facts.Widened, e.Facts.Human); {
 	case e.Time.After(e.Facts.Deadline):
 		return "began after the deadline"
 	case e.Facts.TokenBudget > 0 && e.Facts.TokensSpent >= e.Facts.TokenBudget && e.Facts.Human == nil:
 		return "began with its budget spent"
-	case len(only) > 0 && !slices.Contains(only, e.AgentID), slices.Contains(exclude, e.AgentID):
+	case !may.Allow(e.AgentID, e.InstanceID):
 		return fmt.Sprintf("is of %s, which may not have it", e.AgentID)
 	}
 	return ""

@@ -1,6 +1,9 @@
 package fleet
 
 import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"time"
 
 	"parley/subjects"
@@ -48,6 +51,48 @@ func DrainKey(a subjects.AgentID) string { return DrainKeyPrefix + string(a) }
 // CoolKey is where it is kept that agent a cools down after a failure.
 func CoolKey(a subjects.AgentID) string { return CoolKeyPrefix + string(a) }
 
+// LimitKeyPrefix begins the keys of the bucket FLEET_AGENTS that hold the limits
+// of accounts (an AccountLimit each). A key that is gone says that the account is
+// open.
+const LimitKeyPrefix = "limit."
+
+// LimitKey is where the limit of an account is kept; tier is "" for a limit of all
+// model tiers.
+func LimitKey(account, tier string) string {
+	sum := sha256.Sum256([]byte(account + "\x00" + tier))
+	return LimitKeyPrefix + hex.EncodeToString(sum[:8])
+}
+
+// Account is the account that limits of the announced instance hold for.
+func (a *Announce) Account() string {
+	return cmp.Or(a.Worker.Labels[LabelAccount], string(a.Worker.AgentID))
+}
+
+// AccountLimit says until when no instance of an account is offered anything
+// (ADR 23). After ProbeAt the account is half open: one attempt at a time over all
+// routers, until one of them shows that the limit is over.
+type AccountLimit struct {
+	Account string           `json:"account"`
+	Tier    string           `json:"tier,omitempty"` // "": all model tiers
+	By      subjects.AgentID `json:"by,omitempty"`   // the agent that reported it
+	Message string           `json:"message,omitempty"`
+	Since   time.Time        `json:"since"`
+	Until   time.Time        `json:"until"`           // the reset, by the servers' clocks
+	ProbeAt time.Time        `json:"probe_at"`        // Until, and up to 30 s more
+	Step    int              `json:"step,omitzero"`   // reports in a row that named no reset
+	Probe   *LimitProbe      `json:"probe,omitempty"` // half open: the attempt under way
+}
+
+// LimitProbe is the one attempt of a half-open account.
+type LimitProbe struct {
+	TaskID  subjects.TaskID `json:"task_id"`
+	Attempt int             `json:"attempt"`
+	At      time.Time       `json:"at"`
+}
+
+// HalfOpen reports whether the account may begin an attempt at now, as a probe.
+func (l *AccountLimit) HalfOpen(now time.Time) bool { return !l.ProbeAt.After(now) }
+
 // AgentDrained says who drains an agent, and why.
 type AgentDrained struct {
 	By     subjects.AgentID `json:"by"`
@@ -55,7 +100,8 @@ type AgentDrained struct {
 	At     time.Time        `json:"at"`
 }
 
-// AgentCooling says until when an agent is offered nothing, and after what.
+// AgentCooling says until when an agent is offered nothing, and after what: its
+// last attempts were all lost (agent_lost).
 type AgentCooling struct {
 	Until time.Time     `json:"until"`
 	Code  subjects.Code `json:"code,omitempty"`

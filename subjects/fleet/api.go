@@ -112,10 +112,63 @@ type TaskView struct {
 	Question    *Question           `json:"question,omitempty"`
 	AlertAt     *time.Time          `json:"alert_at,omitempty"`
 	GiveUpAt    *time.Time          `json:"give_up_at,omitempty"`
-	Human       *HumanAnswer        `json:"human,omitempty"` // the last one's decision
+	Human       *HumanAnswer        `json:"human,omitempty"`   // the last one's decision
+	Waiting     *Waiting            `json:"waiting,omitempty"` // why it waits, where it does
 	Attempts    []Attempt           `json:"attempts,omitempty"`
 	Brief       string              `json:"brief,omitempty"`  // task get: its first 200 characters
 	Result      *Result             `json:"result,omitempty"` // once terminal
+}
+
+// Waiting says why a task waits. It is computed when it is read.
+type Waiting struct {
+	Why     string     `json:"why"`
+	Until   *time.Time `json:"until,omitempty"` // when the cause ends, where that is known
+	Since   time.Time  `json:"since,omitzero"`
+	Who     string     `json:"who,omitempty"` // the agent; limited: the account
+	Message string     `json:"message,omitempty"`
+}
+
+// Values of Waiting.Why.
+const (
+	WaitBusy       = "busy"         // those who could are at capacity, or it is its turn next
+	WaitRetry      = "retry"        // it is tried again later
+	WaitLimited    = "limited"      // the account of those who could is limited
+	WaitAway       = "away"         // those who could are not heard
+	WaitUnwell     = "unwell"       // what those who could need is not well
+	WaitDrained    = "drained"      // those who could drain
+	WaitNoAgentYet = "no_agent_yet" // nobody who could has announced itself
+	WaitHuman      = "human"        // a human decides
+)
+
+// WaitingCause is one reason for which tasks wait in the fleet.
+type WaitingCause struct {
+	Waiting
+	Class    string          `json:"class"` // of one of the tasks: what they ask for
+	Tasks    int             `json:"tasks"`
+	Silent   int             `json:"silent,omitzero"`   // of them, of which nobody is to be told (escalate: never)
+	Late     int             `json:"late,omitzero"`     // of the others, whose deadline comes before Until
+	Oldest   time.Time       `json:"oldest,omitzero"`   // when the oldest of the others was dispatched
+	Deadline time.Time       `json:"deadline,omitzero"` // the first of theirs
+	TaskID   subjects.TaskID `json:"task_id,omitempty"` // one of them
+}
+
+// TaskWaitingReply is the reply to task waiting, which has no request: why tasks
+// wait, as one router sees it.
+type TaskWaitingReply struct {
+	Causes []WaitingCause `json:"causes"`
+	Ready  bool           `json:"ready"` // the router has listened for as long as it needs to judge
+}
+
+// AgentLimits asks for the limits of accounts (agent limits), or ends those of one
+// (agent lift, an operator's). The reply is an AgentLimitsReply: what there is, or
+// was.
+type AgentLimits struct {
+	Account string `json:"account,omitempty"` // absent: all; agent lift needs it
+}
+
+// AgentLimitsReply lists limits by account and model tier.
+type AgentLimitsReply struct {
+	Limits []AccountLimit `json:"limits"`
 }
 
 // SharedBudget is what all tasks of a session or run may spend together, and
@@ -194,14 +247,16 @@ func AllAgents(q AgentList, ask func(AgentList) (AgentListReply, error)) ([]Agen
 
 // AgentView is one instance as the registry sees it.
 type AgentView struct {
-	Announce  Announce   `json:"announce"`
-	Live      bool       `json:"live"`
-	Draining  bool       `json:"draining,omitzero"`    // by itself or by an operator
-	DrainedBy string     `json:"drained_by,omitempty"` // the operator
-	LastSeen  time.Time  `json:"last_seen"`
-	Active    int        `json:"active_tasks"`
-	Holding   []Holding  `json:"holding,omitempty"`
-	CoolUntil *time.Time `json:"cool_until,omitempty"`
+	Announce  Announce      `json:"announce"`
+	Live      bool          `json:"live"`
+	Draining  bool          `json:"draining,omitzero"`    // by itself or by an operator
+	DrainedBy string        `json:"drained_by,omitempty"` // the operator
+	LastSeen  time.Time     `json:"last_seen"`
+	Active    int           `json:"active_tasks"`
+	Holding   []Holding     `json:"holding,omitempty"`
+	CoolUntil *time.Time    `json:"cool_until,omitempty"`
+	CoolCode  subjects.Code `json:"cool_code,omitempty"`
+	Limit     *AccountLimit `json:"limit,omitempty"` // of its account, while it is not open
 }
 
 // AgentDrain asks for an agent to be drained or resumed: agent drain, agent

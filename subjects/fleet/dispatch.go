@@ -12,6 +12,7 @@ import (
 const (
 	maxTimeout      = 30 * 24 * 3600 // seconds
 	maxRetries      = 100
+	maxLosses       = 100
 	maxAlternatives = 32
 	maxRequired     = 64
 	maxKey          = 255 // bytes of an idempotency key
@@ -87,6 +88,7 @@ func (t *Task) check(p *problems) {
 	if n := t.MaxRetries; n != nil {
 		p.counted("/task/max_retries", int64(*n), maxRetries)
 	}
+	p.counted("/task/max_losses", int64(t.MaxLosses), maxLosses)
 	p.agentID("/task/agent", t.Agent, false)
 	t.checkAlternatives(p)
 	p.oneOf("/task/on_blocked", t.OnBlocked, OnBlockedReroute, OnBlockedWait, OnBlockedFail, OnBlockedEscalate)

@@ -46,7 +46,9 @@ const (
 	KindMessage  = "message"  // somebody adds to what the task says; its state stays
 	KindRetry    = "retry"    // level 1: the same agent again, not before NotBefore
 	KindReroute  = "reroute"  // level 2: another agent
-	KindReturned = "returned" // the agent handed it back unfailed (drain)
+	KindReturned = "returned" // the agent handed it back unfailed: it drains, or its account is limited
+	KindLost     = "lost"     // the agent is gone; the task is queued again (ADR 23)
+	KindWidened  = "widened"  // those who come first are away or limited: others may have it, too
 	KindHuman    = "human"    // level 3: waits for a human
 	KindResumed  = "resumed"  // a human answered; the task is queued again
 	KindSpent    = "spent"    // an attempt that had ended told late what it spent
@@ -151,12 +153,21 @@ type Facts struct {
 	Answer      *Answer    `json:"answer,omitempty"`            // the last answer, until the attempt ends
 	Heard       []string   `json:"heard,omitempty"`             // which messages the attempt's latest artifacts and questions came by
 	Messages    []Message  `json:"messages,omitempty"`          // every follow-up, oldest first
+	Counters    *Counters  `json:"counters,omitempty"`          // what its ended attempts count against; absent: counted from Attempts
+	Widened     int        `json:"widened,omitzero"`            // steps of candidates that were skipped, until the next attempt ends
 
 	AskedSeq uint64       `json:"asked_seq,omitzero"`   // waits for a human: the record since which it does
 	AlertAt  *time.Time   `json:"alert_at,omitempty"`   // waits for a human: who is told again from then on
 	GiveUpAt *time.Time   `json:"give_up_at,omitempty"` // waits for a human: no longer than this
 	Human    *HumanAnswer `json:"human,omitempty"`      // what the last human decided, until the attempt that it began ends
 	Unknown  Unknown      `json:",unknown"`
+}
+
+// Counters are what the ended attempts of a task count against (ADR 23).
+type Counters struct {
+	Retries     int `json:"retries"`      // repeats by the first agent, at most Policy.MaxRetries
+	Losses      int `json:"losses"`       // in a row; a stored artifact or question begins the row anew
+	LossesTotal int `json:"losses_total"` // since the task was accepted, or a human decided
 }
 
 // HumanAnswer is what a human decided about a task that waited for one.
@@ -193,7 +204,8 @@ const (
 // Policy is how failures of a task are met, fixed when it was accepted.
 type Policy struct {
 	MaxRetries   int                `json:"max_retries"`
-	Agent        subjects.AgentID   `json:"agent,omitempty"` // pin
+	MaxLosses    int                `json:"max_losses,omitzero"` // absent: DefaultMaxLosses
+	Agent        subjects.AgentID   `json:"agent,omitempty"`     // pin
 	Alternatives []subjects.AgentID `json:"alternatives,omitempty"`
 	OnBlocked    string             `json:"on_blocked,omitempty"`
 	Escalate     string             `json:"escalate,omitempty"`

@@ -51,6 +51,7 @@ var hints = map[string]hint{
 	"type":            {"/task/type", textHint},
 	"timeout_seconds": {"/task/timeout_seconds", numberHint},
 	"max_retries":     {"/task/max_retries", numberHint},
+	"max_losses":      {"/task/max_losses", numberHint},
 	"agent":           {"/task/agent", textHint},
 	"alternatives":    {"/task/alternatives", listHint},
 	"on_blocked":      {"/task/on_blocked", textHint},

@@ -163,6 +163,7 @@ type Task struct {
 	Type           string             `json:"type,omitempty"`           // this and all below: added
 	TimeoutSeconds float64            `json:"timeout_seconds,omitzero"` // per attempt; absent 3600
 	MaxRetries     *int               `json:"max_retries,omitempty"`    // absent 3
+	MaxLosses      int                `json:"max_losses,omitzero"`      // lost agents in a row before a human decides; 1 to 100, absent 3
 	Agent          subjects.AgentID   `json:"agent,omitempty"`          // pin
 	Alternatives   []subjects.AgentID `json:"alternatives,omitempty"`
 	OnBlocked      string             `json:"on_blocked,omitempty"`   // reroute | wait | fail | escalate
@@ -381,6 +382,7 @@ const (
 	DefaultDeadline   = 72 * time.Hour
 	MaxDeadline       = 30 * 24 * time.Hour
 	DefaultMaxRetries = 3
+	DefaultMaxLosses  = 3
 	// KeepEnded is how long a task's records are kept after its outcome, unless
 	// more tasks have ended than routers are to keep.
 	KeepEnded = 24 * time.Hour

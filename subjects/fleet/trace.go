@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strconv"
+
+	"parley/subjects"
 )
 
 // Trace is the W3C trace that a task belongs to, or a run, or a webhook
@@ -75,9 +77,12 @@ func (t Trace) In(kind string, n int) string { return t.Traceparent(t.Span(kind,
 func (e *Event) Trace() Trace { return TraceOf(e.TaskID, e.Facts.Traceparent) }
 
 // Escalates is the level of escalation that the record is, 0 for none, unless
-// the task waited for a human before.
+// the task waited for a human before. A loss or a limit uses up no level: the
+// attempt that follows it is published as level 1 (the same agent) or 2.
 func (e *Event) Escalates() int {
 	switch {
+	case e.Kind == KindWorking:
+		return e.takeoverLevel()
 	case e.Kind == KindRetry:
 		return 1
 	case e.Kind == KindReroute:
@@ -86,6 +91,29 @@ func (e *Event) Escalates() int {
 		return 3
 	}
 	return 0
+}
+
+// takeoverLevel is the level at which an attempt begins after one that was lost
+// or limited, or by others than those who come first; 0 otherwise.
+func (e *Event) takeoverLevel() int {
+	n := len(e.Facts.Attempts)
+	if n == 0 {
+		return 0
+	}
+	last := &e.Facts.Attempts[n-1]
+	switch same := last.AgentID == e.AgentID; {
+	case !same && (e.Facts.Widened > 0 || last.Requeued()):
+		return 2
+	case last.Requeued():
+		return 1
+	}
+	return 0
+}
+
+// Requeued reports whether the attempt ended by a loss or a limit, after which
+// the task is queued again without using up a retry.
+func (a *Attempt) Requeued() bool {
+	return a.Level == 0 && (a.Code == subjects.CodeAgentLost || a.Code == subjects.CodeRateLimited)
 }
 
 // Called is the traceparent for whoever is told of the escalation that the

@@ -219,6 +219,7 @@ const (
 	EventIdentity      = "identity_change"
 	EventAgentDrain    = "agent_drain"
 	EventAgentResume   = "agent_resume"
+	EventAgentLift     = "agent_lift" // an operator ended the limits of an account
 	EventSessionExpire = "session_expire"
 	EventRun           = "run"         // what its kind says has happened to a run, or to a node of one
 	EventSchedule      = "schedule"    // to a schedule

@@ -25,7 +25,7 @@ func TestWhatIsHopelessHoldsNoDeadlineUp(t *testing.T) {
 		if _, err := b.Store(t.Context(), subjects.Announce("a", "main"), fleet.MustEncode(a), "", nil); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(10 * time.Second) // it has listened
+		time.Sleep(31 * time.Second) // it has listened
 		w.announced.Store(0)
 		send := func(dispatch string) subjects.TaskID {
 			t.Helper()
@@ -40,13 +40,13 @@ func TestWhatIsHopelessHoldsNoDeadlineUp(t *testing.T) {
 			return d.TaskID
 		}
 		for i := range 2 * maxDoing {
-			send(fmt.Sprintf(`{"task":{"task_id":"hopeless-%d"},"requirements":{"required_capabilities":["fly"]},"brief":"x"}`, i))
+			send(fmt.Sprintf(`{"task":{"task_id":"hopeless-%d","on_blocked":"fail"},"requirements":{"required_capabilities":["fly"]},"brief":"x"}`, i))
 		}
 		id := send(fmt.Sprintf(`{"task":{"agent":"a"},"deadline":%q,"brief":"x"}`, w.now().Add(time.Second).Format(time.RFC3339Nano)))
 		w.with(func(c *core, _ time.Time) {
 			s := c.x.find(id)
-			c.x.at(s).attempt = 1
-			c.maroon(s)
+			c.x.at(s).flags |= wider
+			c.widenTask(s)
 		})
 		time.Sleep(2 * time.Second)
 		if v, err := w.reread(t.Context(), id); err != nil || v.ev.State != fleet.StateExpired {

@@ -31,7 +31,7 @@ func TestARefusedAnnounceHoldsNothingUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.run(r)
-		time.Sleep(10 * time.Second) // it has listened
+		time.Sleep(31 * time.Second) // it has listened
 		w.join("y", nil)
 		w.join("x", nil)
 		began := time.Now()

@@ -47,6 +47,9 @@ func (w *Worker) service() bus.Service {
 		{"task", "explain", "why each agent was or was not chosen", of(w.apiExplain)},
 		{"agent", "drain", "offer an agent nothing more", of(w.apiDrain(true))},
 		{"agent", "resume", "offer an agent tasks again", of(w.apiDrain(false))},
+		{"agent", "limits", "the accounts that are limited, and until when", of(w.apiLimits)},
+		{"agent", "lift", "end the limits of an account", of(w.apiLift)},
+		{"task", "waiting", "why tasks wait, cause by cause", of(w.apiWaiting)},
 	} {
 		pattern := subjects.APIPattern(e.noun, e.verb)
 		s.Endpoints = append(s.Endpoints, bus.Endpoint{
@@ -131,6 +134,9 @@ func (w *Worker) show(ctx context.Context, v *view, brief bool) fleet.TaskView {
 		Reason: e.Reason, NotBefore: e.Facts.NotBefore, Question: e.Facts.Question, Attempts: e.Facts.Attempts,
 		Await: e.Facts.Await, AlertAt: e.Facts.AlertAt, GiveUpAt: e.Facts.GiveUpAt, Human: e.Facts.Human,
 	}
+	w.mu.Lock()
+	t.Waiting = w.core.waitingOf(e, w.now())
+	w.mu.Unlock()
 	for _, c := range w.ledger.ceilings(&e.Facts) {
 		t.Shared = append(t.Shared, fleet.SharedBudget{Of: c.Of, TokenBudget: c.Budget, TokensSpent: c.Spent})
 	}

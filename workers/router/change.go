@@ -269,18 +269,22 @@ func (w *Worker) terms(e *fleet.Event) settings {
 	return set
 }
 
-// fail records how an attempt failed and does what the ladder answers. Whose own
-// word it is that it failed is there, unless it hands the task back as it goes.
-func (w *Worker) fail(ctx context.Context, cur *view, f failure) *fleet.Event {
+// fail is the record that follows a failed attempt, by the policy. A limit is
+// stored before: while the task waits again, nobody of the account is offered it.
+func (w *Worker) fail(ctx context.Context, cur *view, f failure) (*fleet.Event, error) {
 	now := w.now()
-	if said := f.refused != nil || f.result != nil; !said || f.code == subjects.CodeAgentBusy {
-		w.mu.Lock()
-		f.gone = w.core.left(cur.ev.AgentID, now)
-		w.mu.Unlock()
+	h := holderOf(cur.ev)
+	if f.refused != nil {
+		h = *f.refused
 	}
-	n, action := failed(cur.ev, f, w.terms(cur.ev), now)
-	if c := escalation.Rests(action); c != nil {
-		w.coolDown(ctx, c.Agent, c.Until, f.code)
+	switch escalation.ClassOf(f.code) {
+	case escalation.ClassCapacity:
+		if err := w.storeLimit(ctx, h, f); err != nil {
+			return nil, unavailable(fmt.Errorf("store the limit of the agent's account: %w", err))
+		}
+	case escalation.ClassLoss:
+		w.restCrashing(ctx, h.agent, now)
 	}
-	return n
+	n, _ := failed(cur.ev, f, w.terms(cur.ev), now)
+	return n, nil
 }

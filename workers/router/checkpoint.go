@@ -28,7 +28,7 @@ import (
 // R one that ended lately, Z the end. Numbers are varints, texts length first.
 const (
 	checkpointName  = "router-index"
-	checkpointMagic = "parley-index-1\n"
+	checkpointMagic = "parley-index-2\n"
 )
 
 // restoreTimeout is how long reading a checkpoint may take before the whole
@@ -154,7 +154,11 @@ func (c *core) save(part []saved, next slot, known map[uint32]string) (_ []saved
 			need := cl.need
 			part = append(part, saved{need: &need, class: e.class})
 		}
-		part = append(part, saved{id: c.x.id(s), from: c.x.from(e), session: c.sessions[s], entry: *e})
+		entry := *e
+		if entry.flags&inQueue != 0 {
+			entry.due = entry.deadline // it may be offered at once
+		}
+		part = append(part, saved{id: c.x.id(s), from: c.x.from(e), session: c.sessions[s], entry: entry})
 	}
 	return part, end, end <= c.x.top
 }
@@ -178,7 +182,7 @@ func (v *saved) write(out *encoder) {
 		out.text(string(v.session))
 		for _, n := range [...]uint64{
 			uint64(e.class), e.lastSeq, e.firstSeq, uint64(e.created), uint64(e.deadline), uint64(e.due),
-			uint64(e.attempt), uint64(e.priority),
+			uint64(e.attempt), uint64(e.priority), uint64(e.flags & (wider | silent)),
 		} {
 			out.num(n)
 		}
@@ -216,7 +220,7 @@ func (w *Worker) restore(ctx context.Context) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	// Announces may have come in meanwhile: keep what the core knows of them.
-	fresh.fleet, fresh.ring, fresh.denied, fresh.warmAt = w.core.fleet, w.core.ring, w.core.denied, w.core.warmAt
+	fresh.fleet, fresh.ring, fresh.denied, fresh.warmAt, fresh.lossRows = w.core.fleet, w.core.ring, w.core.denied, w.core.warmAt, w.core.lossRows
 	fresh.effects, fresh.waiters = nil, w.core.waiters
 	fresh.recompile()
 	w.core, w.tail = fresh, tail
@@ -268,7 +272,7 @@ func (c *core) readIndex(in *decoder, now time.Time) (stream int64, tail uint64)
 
 func (c *core) readQueued(in *decoder, classes map[uint64]Need, now time.Time) {
 	id, from, session := subjects.TaskID(in.text()), subjects.AgentID(in.text()), subjects.SessionID(in.text())
-	var n [8]uint64
+	var n [9]uint64
 	for i := range n {
 		n[i] = in.num()
 	}
@@ -284,6 +288,7 @@ func (c *core) readQueued(in *decoder, classes map[uint64]Need, now time.Time) {
 	e.lastSeq, e.firstSeq = n[1], n[2]
 	e.created, e.deadline, e.due = int64(n[3]), int64(n[4]), int64(n[5])
 	e.attempt, e.priority = uint16(n[6]), uint8(n[7])
+	e.flags = flags(n[8]) & (wider | silent)
 	e.state = codeOfState(fleet.StateQueued)
 	c.counts[e.state]++
 	if session != "" {
@@ -295,6 +300,7 @@ func (c *core) readQueued(in *decoder, classes map[uint64]Need, now time.Time) {
 	c.timers.push(timer{e.due, s})
 	if e.due == e.deadline || e.due <= now.UnixNano() {
 		c.enqueue(s, e, now)
+		c.armLifted(s, e, now)
 	}
 }
 

@@ -35,6 +35,7 @@ type core struct {
 	waiters  map[subjects.TaskID][]chan struct{}
 	denied   map[instanceKey]map[subjects.TaskID]time.Time // held by an agent, denied by the record, since
 	warmAt   map[subjects.AgentID]time.Time                // when an agent has rested
+	lossRows map[subjects.AgentID]int                      // attempts in a row that an agent has lost
 
 	counts   [len(states)]int // live tasks by state
 	caughtUp bool
@@ -45,6 +46,7 @@ type core struct {
 	listens  time.Time // since when it does, see listen
 	// orphansAt is when orphans has to look again; zero: it has not.
 	orphansAt time.Time
+	judgeAt   time.Time // when what nobody could ever do is looked at again; zero: it need not be
 	// generation of the fleet when all classes that wait were last looked at.
 	generation uint64
 
@@ -86,8 +88,8 @@ type (
 		from holder
 		why  string
 	}
-	// hopeless: nobody could ever do it.
-	hopeless struct {
+	// unschedulable: nobody could ever do it.
+	unschedulable struct {
 		task subjects.TaskID
 		why  []fleet.Reason
 	}
@@ -101,8 +103,15 @@ type (
 	}
 	// catchUp: read every record that is stored by now, then say caughtUpNow.
 	catchUp struct{}
-	// stranded: none of the agents that alone may do it lives.
-	stranded struct{ task subjects.TaskID }
+	// orphaned: its only candidates are away, limited or left out.
+	orphaned struct{ task subjects.TaskID }
+	// settleProbe: the probe of a half-open account is over; open says that the
+	// account is open.
+	settleProbe struct {
+		key  string // of the limit
+		task subjects.TaskID
+		open bool
+	}
 	// tell: give the agent the answer to its question, and the follow-ups that
 	// it has not heard.
 	tell struct {
@@ -112,14 +121,15 @@ type (
 	}
 )
 
-func (offer) isEffect()    {}
-func (timedOut) isEffect() {}
-func (lost) isEffect()     {}
-func (hopeless) isEffect() {}
-func (recall) isEffect()   {}
-func (catchUp) isEffect()  {}
-func (stranded) isEffect() {}
-func (tell) isEffect()     {}
+func (offer) isEffect()         {}
+func (timedOut) isEffect()      {}
+func (lost) isEffect()          {}
+func (unschedulable) isEffect() {}
+func (settleProbe) isEffect()   {}
+func (recall) isEffect()        {}
+func (catchUp) isEffect()       {}
+func (orphaned) isEffect()      {}
+func (tell) isEffect()          {}
 
 func newCore(self subjects.InstanceID, maxQueued, maxHot, remember int) *core {
 	return &core{
@@ -131,6 +141,7 @@ func newCore(self subjects.InstanceID, maxQueued, maxHot, remember int) *core {
 		waiters:  make(map[subjects.TaskID][]chan struct{}),
 		denied:   make(map[instanceKey]map[subjects.TaskID]time.Time),
 		warmAt:   make(map[subjects.AgentID]time.Time),
+		lossRows: make(map[subjects.AgentID]int),
 	}
 }
 
@@ -181,12 +192,16 @@ func (c *core) apply(ev *fleet.Event, seq uint64, now time.Time) {
 	c.unqueue(s, e)
 	c.setClass(e, ev)
 	c.keep(s, e, ev, now)
+	c.countLosses(ev)
+	c.checkProbe(ev)
+	c.expectLimit(ev, now)
 	c.changeHands(ev, before, now)
 	due := dueAt(ev)
 	e.due = due.UnixNano()
 	c.timers.push(timer{e.due, s})
 	if ev.State == fleet.StateQueued && e.flags&offering == 0 && (ev.Facts.NotBefore == nil || !ev.Facts.NotBefore.After(now) || plant.Bug("retry_at_once")) {
 		c.enqueue(s, e, now)
+		c.armLifted(s, e, now)
 	}
 	if h := c.hot[s]; h != nil && (ev.Kind == fleet.KindAnswer || h.unheard()) && c.caughtUp && c.owned(e) {
 		c.do(tell{ev.TaskID, h.ev, h.heard})
@@ -227,6 +242,8 @@ func (c *core) finish(ev *fleet.Event, seq uint64, now time.Time) {
 	if !c.recent.add(endedTask{id, ev.Facts.From, ev.AgentID, seq, ev.State, ev.Time}) && s == 0 {
 		return
 	}
+	c.countLosses(ev)
+	c.checkProbe(ev)
 	h := c.hot[s]
 	c.leave(id, s)
 	if h != nil && held(h.ev) {
@@ -326,6 +343,13 @@ func (c *core) forget(s slot) {
 func (c *core) setClass(e *entry, ev *fleet.Event) {
 	if e.class != 0 && ev.State != fleet.StateQueued {
 		return
+	}
+	e.flags &^= wider | silent
+	if candidates(ev).Wider {
+		e.flags |= wider
+	}
+	if ev.Facts.Policy.Escalate == fleet.EscalateNever {
+		e.flags |= silent
 	}
 	cl := c.classOf(need(ev))
 	if e.class == cl.num {

@@ -76,7 +76,7 @@ func TestTermsThatADispatchLeavesOut(t *testing.T) {
 	want := fleet.Facts{
 		From: "boss", Created: got.Created, Deadline: got.Created.Add(72 * time.Hour), Priority: fleet.Normal,
 		Requirements: fleet.Requirements{RequiredMCP: []string{}, RequiredCapabilities: []string{}},
-		Policy:       fleet.Policy{MaxRetries: 3, AlertRepeat: 30 * 60, GiveUpAfter: 24 * 3600},
+		Policy:       fleet.Policy{MaxRetries: 3, MaxLosses: 3, AlertRepeat: 30 * 60, GiveUpAfter: 24 * 3600},
 		Timeout:      3600, PayloadHash: got.PayloadHash,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -37,8 +37,12 @@ func (w *Worker) onDrive(e bus.Entry) {
 			return
 		}
 		w.with(func(c *core, now time.Time) {
-			c.cool(subjects.AgentID(agent), d.Until)
+			c.cool(subjects.AgentID(agent), d.Until, d.Code)
 		})
+		return
+	}
+	if strings.HasPrefix(e.Key, fleet.LimitKeyPrefix) {
+		w.onLimit(e)
 	}
 }
 
@@ -50,21 +54,25 @@ func (c *core) feedAll(agent subjects.AgentID, now time.Time) {
 }
 
 // cool lets an agent rest, and wakes it when it has.
-func (c *core) cool(agent subjects.AgentID, until time.Time) {
+func (c *core) cool(agent subjects.AgentID, until time.Time, code subjects.Code) {
 	if a := c.fleet.agent(agent); !until.IsZero() && until.Before(a.coolUntil) {
 		return // it asked for a longer rest already
 	}
-	c.fleet.Cool(agent, until)
+	c.fleet.Cool(agent, until, code)
 	if !until.IsZero() {
 		c.warmAt[agent] = until
 	}
 }
 
 // busy leaves an instance alone that refused an offer as busy: it knows its
-// own capacity best.
-func (c *core) busy(in *Instance, until time.Time) {
-	c.fleet.Busy(in, until)
-	c.warmBy(in.Agent, until)
+// own capacity best. asked is for how long, 0 where it did not say.
+func (c *core) busy(in *Instance, asked time.Duration) { c.warmBy(in.Agent, c.fleet.Busy(in, asked)) }
+
+// accepted notes that an instance has taken a task: it is not busy.
+func (c *core) accepted(h holder) {
+	if in := c.fleet.Get(h.agent, h.instance); in != nil {
+		c.fleet.Accepted(in)
+	}
 }
 
 // missed leaves an instance alone that did not answer an offer in time.
@@ -89,7 +97,7 @@ func (c *core) warm(now time.Time) {
 
 // coolDown tells every router that agent is to rest.
 func (w *Worker) coolDown(ctx context.Context, agent subjects.AgentID, until time.Time, code subjects.Code) {
-	w.with(func(c *core, _ time.Time) { c.cool(agent, until) })
+	w.with(func(c *core, _ time.Time) { c.cool(agent, until, code) })
 	if err := w.keepCool(ctx, agent, fleet.AgentCooling{Until: until, Code: code}); err != nil {
 		w.log.Warn("write an agent's cool-down", slog.String("agent_id", string(agent)), slog.Any("error", err))
 	}

@@ -13,9 +13,9 @@ type lane struct {
 // former has a deadline to be looked at, which does not wait for the latter.
 func (w *Worker) lane(e effect) *lane {
 	switch e.(type) {
-	case stranded:
+	case orphaned:
 		return &w.lanes[1]
-	case hopeless:
+	case unschedulable:
 		return &w.lanes[2]
 	}
 	return &w.lanes[0]
@@ -95,11 +95,13 @@ func (w *Worker) doOne(e effect) {
 	case lost:
 		w.lose(ctx, e)
 		w.with(func(c *core, _ time.Time) { c.acted(e.task) })
-	case hopeless:
+	case unschedulable:
 		w.giveUp(ctx, e)
-	case stranded:
-		w.forsake(ctx, e)
+	case orphaned:
+		w.widenTask(ctx, e)
 		w.with(func(c *core, _ time.Time) { c.acted(e.task) })
+	case settleProbe:
+		w.settleProbe(ctx, e)
 	case recall:
 		w.recall(ctx, e)
 	case catchUp:

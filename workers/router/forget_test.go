@@ -115,6 +115,6 @@ func TestTasksWaitForWhoIsGone(t *testing.T) {
 func givesUp(c *core, now time.Time) bool {
 	c.ticked = now // it has not stood still
 	c.tick(now)
-	c.reconsider(now)
-	return slices.ContainsFunc(c.take(), func(e effect) bool { _, ok := e.(hopeless); return ok })
+	c.reevaluate(now)
+	return slices.ContainsFunc(c.take(), func(e effect) bool { _, ok := e.(unschedulable); return ok })
 }

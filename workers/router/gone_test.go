@@ -121,7 +121,7 @@ func TestARetryTowardsASlowAgent(t *testing.T) {
 				if d := b.offered(); d.Task.TaskID != id {
 					t.Errorf("offered %s", d.Task.TaskID)
 				}
-				w.settled(id, "queued working retry reroute working")
+				w.settled(id, "queued working retry widened working")
 			})
 		})
 	}

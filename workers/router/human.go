@@ -17,6 +17,7 @@ import (
 // take the fleet's defaults.
 type Policy struct {
 	MaxRetries  *int
+	MaxLosses   int
 	OnBlocked   string
 	Escalate    string
 	AlertRepeat time.Duration
@@ -25,7 +26,7 @@ type Policy struct {
 
 func (p Policy) terms() fleet.Policy {
 	t := fleet.Policy{
-		MaxRetries: fleet.DefaultMaxRetries, OnBlocked: p.OnBlocked, Escalate: p.Escalate,
+		MaxRetries: fleet.DefaultMaxRetries, MaxLosses: cmp.Or(p.MaxLosses, fleet.DefaultMaxLosses), OnBlocked: p.OnBlocked, Escalate: p.Escalate,
 		AlertRepeat: cmp.Or(p.AlertRepeat, fleet.DefaultAlertRepeat).Seconds(),
 		GiveUpAfter: cmp.Or(p.GiveUpAfter, fleet.DefaultGiveUpAfter).Seconds(),
 	}
@@ -38,7 +39,7 @@ func (p Policy) terms() fleet.Policy {
 // policyOf is the policy of a task from now to its end.
 func policyOf(t *fleet.Task, defaults fleet.Policy) fleet.Policy {
 	p := fleet.Policy{
-		MaxRetries: defaults.MaxRetries, Agent: t.Agent, Alternatives: t.Alternatives,
+		MaxRetries: defaults.MaxRetries, MaxLosses: cmp.Or(t.MaxLosses, defaults.MaxLosses), Agent: t.Agent, Alternatives: t.Alternatives,
 		OnBlocked:   cmp.Or(t.OnBlocked, defaults.OnBlocked),
 		Escalate:    cmp.Or(t.Escalate, defaults.Escalate),
 		AlertRepeat: cmp.Or(t.AlertRepeat, defaults.AlertRepeat),
@@ -65,15 +66,15 @@ func awaitHuman(n *fleet.Event) {
 	n.Facts.AlertAt, n.Facts.GiveUpAt = &alert, &until
 }
 
-// unanswered asks the ladder what becomes of a task that waits for a human. It
+// unanswered asks the policy what becomes of a task that waits for a human. It
 // returns nil while the task goes on waiting.
 func unanswered(e *fleet.Event, set settings, now time.Time) *fleet.Event {
 	n := *e
-	s := ladder(&n, set)
+	s := escalationState(&n, set)
 	if s.GiveUpAt = e.Time; e.Facts.GiveUpAt != nil {
 		s.GiveUpAt = *e.Facts.GiveUpAt
 	}
-	r, action := climb(&n, s, nil, now)
+	r, action := applyPolicy(&n, s, nil, now)
 	if _, ok := action.(escalation.Wait); ok {
 		return nil
 	}
@@ -92,6 +93,11 @@ func resumed(e *fleet.Event, h *fleet.HumanAnswer, r *fleet.Result, now time.Tim
 		n = next(e, fleet.KindResumed, fleet.StateQueued, now)
 		letGo(n)
 		n.Reason = e.Reason
+		if c := e.Facts.Counters; c != nil {
+			n.Facts.Counters = &fleet.Counters{Retries: c.Retries}
+		} else if len(e.Facts.Attempts) > 0 {
+			n.Facts.Counters = &fleet.Counters{}
+		}
 	}
 	n.Facts.Human, n.Data.Human = h, h
 	return n

@@ -39,6 +39,8 @@ const (
 	offering                   // an offer of it is under way here
 	waits                      // asked already what becomes of it, as nobody could ever do it
 	acting                     // the end of an attempt or of the task is being recorded here
+	silent                     // nobody is to be told that it waits
+	wider                      // others may have it, too, while its candidates are absent
 )
 
 // packedID is a task id in 17 bytes: a lower-case UUID as its bytes, any other

@@ -10,8 +10,8 @@ import (
 	"parley/subjects/fleet"
 )
 
-// ladder is what the policy of escalation looks at.
-func ladder(e *fleet.Event, set settings) escalation.State {
+// escalationState is what the policy of escalation looks at.
+func escalationState(e *fleet.Event, set settings) escalation.State {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(e.TaskID))
 	deadline, budget := e.Facts.Deadline, e.Facts.TokenBudget
@@ -32,26 +32,30 @@ func ladder(e *fleet.Event, set settings) escalation.State {
 		policy.Agent, policy.Alternatives = e.Facts.Attempts[k-1].AgentID, nil
 	}
 	return escalation.State{
-		Policy: policy, Attempts: e.Facts.Attempts, Deadline: deadline,
+		Policy: policy, Attempts: e.Facts.Attempts, Counters: e.Facts.Counters, Made: e.Attempt, Widened: e.Facts.Widened, Deadline: deadline,
 		TokenBudget: budget, TokensSpent: e.Facts.TokensSpent, Ceilings: set.ceilings,
 		HumanContact: set.human, Decided: e.Facts.Human != nil, Seed: h.Sum64(), Backoff: set.backoff,
 	}
 }
 
 // Every record repeats the attempts that have ended, and a hundred agents may fail
-// one after another. So the messages of all but the last few are kept in short; and of attempts in a row that handed the task back,
-// which only the deadline ends, no more than maxHandedBack.
+// one after another. So the messages of all but the last few are shortened. Of
+// attempts in a row that used up nothing (lost, handed back, limited), no more than
+// maxRequeued are kept; the counters tell the others.
 const (
-	maxHandedBack = 16
-	keptWhole     = 32
-	keptShort     = 100 // bytes
+	maxRequeued = 16
+	keptWhole   = 32
+	keptShort   = 100 // bytes
 )
 
-// kept are the attempts that the next record repeats.
-func kept(attempts []fleet.Attempt) []fleet.Attempt {
-	n := len(attempts)
-	if k := escalation.HandedBack(attempts); k >= maxHandedBack {
-		return slices.Concat(attempts[:n-k], attempts[n-maxHandedBack+1:])
+// keptAttempts are the attempts that the next record repeats.
+func keptAttempts(attempts []fleet.Attempt) []fleet.Attempt {
+	n, row := len(attempts), 0
+	for row < n && attempts[n-1-row].Level == 0 && escalation.ClassOf(attempts[n-1-row].Code).Requeues() {
+		row++
+	}
+	if row >= maxRequeued {
+		return slices.Concat(attempts[:n-row], attempts[n-maxRequeued+1:])
 	}
 	if n < keptWhole {
 		return attempts

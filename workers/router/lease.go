@@ -20,15 +20,15 @@ const (
 
 // What is absent is believed only after one lease of listening: at least
 // minListen, at most maxListen, however slow a heartbeat is announced. A router
-// that heard nothing for deafAfter, since it was cut off or stood still, listens
+// that heard nothing for isolationTimeout, since it was cut off or stood still, listens
 // anew.
 const (
 	// stagger is how much later a router fires what another one owns: doubles
 	// are harmless, but cost a write.
-	stagger   = 2 * time.Second
-	minListen = 3 * time.Second
-	maxListen = 30 * time.Second
-	deafAfter = 2 * time.Second
+	stagger          = 2 * time.Second
+	minListen        = 3 * time.Second
+	maxListen        = 30 * time.Second
+	isolationTimeout = 2 * time.Second
 	// stoodStill is how long a router may do nothing before it believes that
 	// records have been stored meanwhile that it has not read.
 	stoodStill = 500 * time.Millisecond
@@ -36,15 +36,39 @@ const (
 
 // listen begins one lease of listening: until it is over no agent is missed.
 func (c *core) listen(now time.Time) {
-	lasts := minListen
-	for in := range c.fleet.All() {
-		lasts = max(lasts, min(lease(in), maxListen))
-	}
+	lasts := max(c.longestLease(), minListen)
 	c.settled, c.settleAt, c.ticked = false, now.Add(lasts), now
-	c.listens, c.orphansAt = now, time.Time{}
+	c.listens, c.orphansAt, c.judgeAt = now, time.Time{}, time.Time{}
 	for _, h := range c.hot {
 		h.lost, h.renewed = "", now
 	}
+}
+
+// longestLease is the longest lease of the known instances, at most maxListen; 0
+// where none sends heartbeats.
+func (c *core) longestLease() time.Duration {
+	longest := time.Duration(0)
+	for in := range c.fleet.All() {
+		longest = max(longest, min(lease(in), maxListen))
+	}
+	return longest
+}
+
+// mayJudge reports whether this router has listened for a lease, so that it can say
+// what nobody could ever do: for the default one, where it knows of none. Before,
+// all classes are looked at again when it has.
+func (c *core) mayJudge(now time.Time) bool {
+	lasts := c.longestLease()
+	if lasts == 0 {
+		lasts = fleet.MissedHeartbeats * fleet.DefaultHeartbeat
+	}
+	lasts = max(lasts, minListen)
+	at := c.listens.Add(lasts)
+	if c.settled && !at.After(now) {
+		return true
+	}
+	c.judgeAt = at
+	return false
 }
 
 // announce takes in what an instance says of itself.
@@ -106,7 +130,7 @@ func (c *core) listened(in *Instance) time.Time { return c.listens.Add(lease(in)
 // over, and this router has listened for as long. One that only missed an offer
 // is within its lease.
 func (c *core) left(agent subjects.AgentID, now time.Time) bool {
-	if !c.settled || now.Sub(c.ticked).Abs() > deafAfter {
+	if !c.settled || now.Sub(c.ticked).Abs() > isolationTimeout {
 		return false
 	}
 	for in := range c.fleet.Of(agent) {
@@ -117,9 +141,33 @@ func (c *core) left(agent subjects.AgentID, now time.Time) bool {
 	return true
 }
 
-// allLeft reports whether all of those agents are gone, if there are any.
-func (c *core) allLeft(agents []subjects.AgentID, now time.Time) bool {
-	return len(agents) > 0 && !slices.ContainsFunc(agents, func(id subjects.AgentID) bool { return !c.left(id, now) })
+// areAbsent reports whether none of those agents is there that alone may do the
+// tasks of a class, if there are any: each is away, limited or left out. An agent
+// that is busy, drained or unwell is there.
+func (c *core) areAbsent(cl *Class, now time.Time) bool {
+	return len(cl.only) > 0 && !plant.Bug("widen_never") &&
+		!slices.ContainsFunc(cl.only, func(id subjects.AgentID) bool { return !c.isAbsent(cl, id, now) })
+}
+
+func (c *core) isAbsent(cl *Class, id subjects.AgentID, now time.Time) bool {
+	if slices.Contains(cl.not, id) || c.left(id, now) {
+		return true
+	}
+	if !c.settled || now.Sub(c.ticked).Abs() > isolationTimeout {
+		return false
+	}
+	for in := range c.fleet.Of(id) {
+		gone := in.lapsed && !c.listened(in).After(now)
+		if !gone && !in.limited && cl.leavesOut(in, false, now) == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// isOverdue reports whether the instance should have been heard by now.
+func (in *Instance) isOverdue(now time.Time) bool {
+	return in.Heartbeat > 0 && now.Sub(in.LastSeen) > in.Heartbeat*3/2
 }
 
 // deny looks for work that no record names.
@@ -200,7 +248,7 @@ func (c *core) silence(now time.Time) {
 		return
 	}
 	for _, in := range gone {
-		c.strand(in.Agent, now)
+		c.widenOrphans(in.Agent, now)
 		for task := range in.Held {
 			if h := c.hot[c.x.find(task)]; h != nil && in.Heartbeat > 0 {
 				c.lose(task, h, fmt.Sprintf("%s/%s was last heard %s ago", in.Agent, in.ID, now.Sub(in.LastSeen).Round(time.Second)), now)
@@ -232,7 +280,7 @@ func (c *core) orphans(now time.Time) {
 	}
 	for _, cl := range c.classes {
 		if cl.owned {
-			c.strandClass(cl, now)
+			c.widenClass(cl, now)
 		}
 	}
 }
@@ -270,7 +318,7 @@ func (c *core) tick(now time.Time) {
 		if gap < 0 {
 			c.setBack(gap)
 		}
-		if gap < 0 || gap > deafAfter {
+		if gap < 0 || gap > isolationTimeout {
 			c.listen(now)
 		}
 		c.stood++
@@ -286,11 +334,16 @@ func (c *core) tick(now time.Time) {
 	if c.caughtUp && !c.settled && !now.Before(c.settleAt) {
 		c.settled = true
 		c.orphans(now)
-		c.lookAgain(now)
+		c.reevaluateAll(now)
 	} else if c.caughtUp && !c.orphansAt.IsZero() && !now.Before(c.orphansAt) {
 		c.orphans(now)
 	}
+	if c.caughtUp && c.settled && !c.judgeAt.IsZero() && !now.Before(c.judgeAt) {
+		c.judgeAt = time.Time{}
+		c.reevaluateAll(now)
+	}
 	c.silence(now)
+	c.endProbes(now)
 	c.warm(now)
 	c.trim()
 	for {
@@ -340,6 +393,10 @@ func (c *core) fire(s slot, e *entry, now time.Time) {
 		arm(due)
 		if e.state == codeOfState(fleet.StateQueued) && e.flags&offering == 0 {
 			c.enqueue(s, e, now) // its retry is due
+			if cl := c.byNum[e.class]; len(cl.out) > 0 {
+				c.reopenClass(cl, now) // somebody may be left out no longer
+			}
+			c.armLifted(s, e, now)
 		}
 	case !c.owned(e) && now.UnixNano() < min(due, e.due)+int64(stagger) && !gone:
 		c.timers.push(timer{min(due, e.due) + int64(stagger), s})

@@ -56,7 +56,7 @@ func TestARetryBehindAPinnedTask(t *testing.T) {
 	gone := now0.Add(time.Minute)
 	ticks(c, now0, time.Minute)
 	c.apply(testRecord(t, "first", `,"agent":"a"`, gone), 1, gone)
-	q := testRecord(t, "again", `,"agent":"a","max_retries":1`, gone)
+	q := testRecord(t, "again", `,"max_retries":1`, gone)
 	w := working(q, holder{"a", "main", 1}, gone)
 	again, _ := failed(w, failure{code: subjects.CodeAgentError, retryable: true}, settings{}, gone)
 	c.apply(again, 2, gone)
@@ -64,7 +64,7 @@ func TestARetryBehindAPinnedTask(t *testing.T) {
 	for now := gone; !now.After(gone.Add(5 * time.Second)); now = now.Add(tickEvery) {
 		c.tick(now)
 		for _, e := range c.take() {
-			if s, ok := e.(stranded); ok && s.task == "again" {
+			if s, ok := e.(orphaned); ok && s.task == "again" {
 				return
 			}
 		}

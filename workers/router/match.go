@@ -36,22 +36,26 @@ const noPlace = ^uint32(0)
 type Fleet struct {
 	agents    map[subjects.AgentID]*agentState
 	instances map[agentInstance]*Instance
-	order     []*Instance   // by agent and instance id
-	at        []*Instance   // by place; nil where nobody is
-	unused    []uint32      // places where nobody is
-	rank      []uint32      // by place: index in order; valid while ranked
-	load      []uint32      // by place: Instance.load
-	idleSince []int64       // by place: Instance.IdleSince, ns
-	features  features      // what instances have, by place
-	announced bitmap        // places of instances with an announce
-	open      bitmap        // … that may be offered something and have room
-	idle      bitmap        // places of instances with nothing in hand
-	serving   bitmap        // … that take tasks, or will again without saying anything new
-	holders   holders       // who says that it holds a task
-	due       expiries      // when to look at an instance or agent again
-	lost      []*Instance   // whose lease has ended, not yet told
-	classes   compiledCache // of those that somebody still holds
-	scratch   [2]bitmap     // of Choose and Capable
+	order     []*Instance       // by agent and instance id
+	at        []*Instance       // by place; nil where nobody is
+	unused    []uint32          // places where nobody is
+	rank      []uint32          // by place: index in order; valid while ranked
+	load      []uint32          // by place: Instance.load
+	idleSince []int64           // by place: Instance.IdleSince, ns
+	features  features          // what instances have, by place
+	announced bitmap            // places of instances with an announce
+	open      bitmap            // … that may be offered something and have room
+	idle      bitmap            // places of instances with nothing in hand
+	serving   bitmap            // … that take tasks, or will again without saying anything new
+	holders   holders           // who says that it holds a task
+	due       expiries          // when to look at an instance or agent again
+	lost      []*Instance       // whose lease has ended, not yet told
+	classes   compiledCache     // of those that somebody still holds
+	limits    map[string]*limit // by key: of accounts that are not open
+	// believes reports whether the label account of an agent is believed; nil:
+	// always.
+	believes func(agent subjects.AgentID, account string) bool
+	scratch  [2]bitmap // of Choose and Capable
 
 	now        time.Time // latest that any caller has passed
 	generation uint64
@@ -79,7 +83,8 @@ type agentState struct {
 	drainedBy string
 	cooling   bool
 	coolUntil time.Time
-	due       int64 // of its earliest expiry, 0 none
+	coolCode  subjects.Code // why
+	due       int64         // of its earliest expiry, 0 none
 }
 
 // Instance is one running process of an agent, as the router sees it. It is
@@ -112,7 +117,12 @@ type Instance struct {
 	gone       bool      // did not answer; cleared when it is heard again
 	lapsed     bool      // its lease has ended
 	untold     bool      // it is in Fleet.lost
+	limited    bool      // its account is, or is being probed
+	account    string    // that its limits hold for
+	newsAt     time.Time // when it last announced something new, or its health changed
 	busy       bool      // refused as busy
+	busyAsked  bool      // for a time that it named
+	refusals   int       // as busy, in a row
 	known      time.Time // since when
 	announceAt time.Time // store time of Announce
 	goneUntil  time.Time // set for instances without heartbeats
@@ -137,6 +147,7 @@ func NewFleet() *Fleet {
 		instances: make(map[agentInstance]*Instance),
 		features:  make(features),
 		holders:   make(holders),
+		limits:    make(map[string]*limit),
 		classes:   compiledCache{byKey: make(map[string]weak.Pointer[Class]), sweep: 64},
 	}
 }
@@ -265,6 +276,7 @@ func (f *Fleet) refresh(in *Instance) {
 	p, used := in.place, in.Used()
 	in.Live = in.heard && !in.gone && (!in.lapsed || plant.Bug("ghost_offered"))
 	in.Draining = in.drainsItself() || in.owner.drained
+	in.limited = f.closedLimit(in) != nil
 	f.load[p], f.idleSince[p] = in.load(), in.IdleSince.UnixNano()
 	f.announced.set(p, in.Announce != nil)
 	f.idle.set(p, used == 0)
@@ -283,14 +295,14 @@ func (in *Instance) drainsItself() bool {
 }
 
 // serves reports whether the instance takes tasks, now or when it has room: it
-// is alive, and neither drains nor cools down.
+// is alive, neither drains nor cools down, and its account is not limited.
 func (in *Instance) serves() bool {
-	return in.Announce != nil && in.heard && !in.lapsed && !in.Draining && !in.owner.cooling
+	return in.Announce != nil && in.heard && !in.lapsed && !in.Draining && !in.owner.cooling && !in.limited
 }
 
 // ready reports whether the instance may be offered anything at all.
 func (in *Instance) ready() bool {
-	return in.Announce != nil && in.Live && !in.Draining && !in.rests()
+	return in.Announce != nil && in.Live && !in.Draining && !in.limited && !in.rests()
 }
 
 // refreshAll brings the agent's instances up to date.

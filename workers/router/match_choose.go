@@ -8,12 +8,15 @@ import (
 
 	"parley/bus/plant"
 	"parley/subjects"
+	"parley/subjects/fleet"
 )
 
 // Want is what makes one task of a class prefer one instance to another.
 type Want struct {
 	Session subjects.SessionID
 	Task    subjects.TaskID
+	// AvoidHost is the machine that lost the task: others come first.
+	AvoidHost string
 }
 
 // Choose picks the instance to offer a task of class c: eligible, with a slot
@@ -36,6 +39,9 @@ func (f *Fleet) Choose(c *Class, w Want, now time.Time) (*Instance, bool) {
 	}
 	if !f.leastTier(c, found) {
 		return nil, false
+	}
+	if w.AvoidHost != "" {
+		f.avoid(found, feature{hasLabel, fleet.LabelHost, w.AvoidHost})
 	}
 	f.leastLoaded(found)
 	if s := f.features[feature{kind: hasSession, name: string(w.Session)}]; s != nil {
@@ -64,6 +70,9 @@ func (f *Fleet) CanNow(c *Class, in *Instance, now time.Time) bool {
 func (f *Fleet) fits(c *Class, in *Instance) bool {
 	if c.above(in) < 0 ||
 		len(c.only) > 0 && !slices.Contains(c.only, in.Agent) || slices.Contains(c.not, in.Agent) && !plant.Bug("failed_again") {
+		return false
+	}
+	if c.leavesOut(in, false, f.now) != nil {
 		return false
 	}
 	for _, t := range c.tools {
@@ -121,6 +130,15 @@ func (f *Fleet) narrow(c *Class, b bitmap, mcp featureKind) bool {
 			a.places.andNot(b)
 		}
 	}
+	for i := range c.out {
+		if a := f.agents[c.out[i].Agent]; a != nil {
+			for p := range a.places.all() {
+				if c.leavesOut(f.at[p], mcp == hasMCP, f.now) != nil {
+					b.remove(p)
+				}
+			}
+		}
+	}
 	for _, t := range c.tools {
 		if !f.keep(b, feature{kind: hasTool, name: t}) {
 			return false
@@ -159,6 +177,20 @@ func (f *Fleet) prefer(b bitmap, s *placeSet) bool {
 	}
 	copy(b, both)
 	return true
+}
+
+// avoid leaves in b those that do not have x, if there are any.
+func (f *Fleet) avoid(b bitmap, x feature) {
+	s := f.features[x]
+	if s == nil {
+		return
+	}
+	without := append(f.scratch[1][:0], b...)
+	f.scratch[1] = without
+	s.andNot(without)
+	if !without.empty() {
+		copy(b, without)
+	}
 }
 
 // leastTier leaves in b those of the least tier that will do, and reports

@@ -1,14 +1,18 @@
 package router
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"weak"
 
+	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -22,6 +26,8 @@ type Need struct {
 	Requirements fleet.Requirements
 	Only         []subjects.AgentID // when not empty, no other agent
 	Exclude      []subjects.AgentID // none of these
+	// LeaveOut are instances that could not begin it, and agents for a while.
+	LeaveOut []escalation.Exclusion `json:",omitempty"`
 }
 
 // Class is a Need made ready for matching. It does not change, and belongs to
@@ -36,6 +42,7 @@ type Class struct {
 	clean bool
 	only  []subjects.AgentID
 	not   []subjects.AgentID
+	out   []escalation.Exclusion // sorted
 
 	// What Capable said at the generation judged-1; 0 never.
 	judged uint64
@@ -82,6 +89,9 @@ func newClass(n Need) *Class {
 	for _, name := range slices.Sorted(maps.Keys(r.Labels)) {
 		c.label = append(c.label, feature{hasLabel, name, r.Labels[name]})
 	}
+	c.out = slices.SortedFunc(slices.Values(n.LeaveOut), func(a, b escalation.Exclusion) int {
+		return cmp.Or(cmp.Compare(a.Agent, b.Agent), cmp.Compare(a.Instance, b.Instance), a.Until.Compare(b.Until))
+	})
 	c.key = c.canonical()
 	sum := sha256.Sum256([]byte(c.key))
 	c.hash = binary.BigEndian.Uint64(sum[:])
@@ -114,7 +124,43 @@ func (c *Class) canonical() string {
 	}
 	writeAll(&b, "only", c.only)
 	writeAll(&b, "not", c.not)
+	for _, x := range c.out {
+		b.WriteString("out=" + strconv.Quote(string(x.Agent)) + "/" + strconv.Quote(string(x.Instance)))
+		if !x.Until.IsZero() {
+			b.WriteString(fmt.Sprintf("@%d-%d", x.Since.UnixNano(), x.Until.UnixNano()))
+		}
+		b.WriteByte(';')
+	}
 	return b.String()
+}
+
+// leavesOut is the exclusion that keeps the instance from a task of the class now,
+// or, with ever, for good; nil for none. One that ends is lifted early by what the
+// instance has announced since.
+func (c *Class) leavesOut(in *Instance, ever bool, now time.Time) *escalation.Exclusion {
+	for i := range c.out {
+		x := &c.out[i]
+		switch {
+		case x.Agent != in.Agent || x.Instance != "" && x.Instance != in.ID:
+		case x.Until.IsZero():
+			return x
+		case ever, !x.Until.After(now), in.newsAt.After(x.Since):
+		default:
+			return x
+		}
+	}
+	return nil
+}
+
+// nextLifted is when the next exclusion ends after now, zero for none.
+func (c *Class) nextLifted(now time.Time) time.Time {
+	var next time.Time
+	for i := range c.out {
+		if at := c.out[i].Until; at.After(now) && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	return next
 }
 
 func writeAll[S ~string](b *strings.Builder, name string, values []S) {
@@ -149,6 +195,7 @@ const (
 	hasLabel                            // a label with its value
 	hasCleanRepo                        // a clean work tree
 	hasSession                          // the context of a session
+	hasAccount                          // an account, whose limits it shares
 )
 
 // features says where each feature is.
@@ -163,6 +210,7 @@ func (in *Instance) each(yield func(feature)) {
 	if a == nil {
 		return
 	}
+	yield(feature{kind: hasAccount, name: in.account})
 	if a.Session.ContextID != "" {
 		yield(feature{kind: hasSession, name: a.Session.ContextID})
 	}

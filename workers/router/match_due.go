@@ -12,6 +12,8 @@ type expiry struct {
 	at int64 // ns
 	in *Instance
 	a  *agentState
+
+	limit *limit
 }
 
 // expiries is a heap. An entry is never removed when its instance's plans
@@ -110,6 +112,9 @@ func (f *Fleet) advance(now time.Time) {
 				f.refreshAll(e.a)
 			}
 			f.armAgent(e.a)
+		case e.limit != nil && f.limits[e.limit.key] == e.limit && e.at == e.limit.due:
+			e.limit.due = 0
+			f.refreshAccount(e.limit.Account)
 		}
 	}
 }

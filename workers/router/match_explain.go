@@ -27,7 +27,7 @@ func (f *Fleet) Explain(c *Class, now time.Time) []fleet.AgentVerdict {
 	eligible := make([]*Instance, 0, len(f.order))
 	var rest []fleet.AgentVerdict
 	for _, in := range f.order {
-		reasons := append(in.unready(), c.unfit(in)...)
+		reasons := append(f.unready(in), c.unfit(in, f.now)...)
 		if len(reasons) == 0 && !in.Free() {
 			reasons = append(reasons, busyReason("%d of %d slots are taken", in.Used(), in.Max))
 		}
@@ -55,7 +55,7 @@ func busyReason(format string, args ...any) fleet.Reason {
 
 // unready tells why the instance is not to be offered anything, except for want
 // of a slot.
-func (in *Instance) unready() []fleet.Reason {
+func (f *Fleet) unready(in *Instance) []fleet.Reason {
 	var why []fleet.Reason
 	switch {
 	case in.Live:
@@ -76,7 +76,10 @@ func (in *Instance) unready() []fleet.Reason {
 		why = append(why, reason(subjects.CodeUnavailable, "it was drained by %s", cmp.Or(in.owner.drainedBy, "an operator")))
 	}
 	if in.owner.cooling {
-		why = append(why, reason(subjects.CodeRateLimited, "it cools down until %s", stamp(in.owner.coolUntil)))
+		why = append(why, reason(cmp.Or(in.owner.coolCode, subjects.CodeUnavailable), "it rests until %s", stamp(in.owner.coolUntil)))
+	}
+	if l := f.closedLimit(in); l != nil {
+		why = append(why, reason(subjects.CodeRateLimited, "%s", l.explain(f.now)))
 	}
 	if in.busy {
 		why = append(why, busyReason("it said that it is busy; asked again at %s", stamp(in.busyUntil)))
@@ -90,8 +93,11 @@ func (in *Instance) unready() []fleet.Reason {
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // unfit tells what c asks for and the instance does not have.
-func (c *Class) unfit(in *Instance) []fleet.Reason {
+func (c *Class) unfit(in *Instance, now time.Time) []fleet.Reason {
 	var why []fleet.Reason
+	if x := c.leavesOut(in, false, now); x != nil && !x.Until.IsZero() {
+		why = append(why, busyReason("it could not begin this task; asked again at %s, or when it announces something new", stamp(x.Until)))
+	}
 	c.lacks(in, func(l lack) { why = append(why, reason(subjects.CodeNoCapableAgent, "%s", c.tell(l))) })
 	if in.Announce == nil {
 		return why
@@ -116,6 +122,7 @@ const (
 	lacksLabel
 	otherLabel
 	hasFailed
+	couldNotBegin
 	notNamed
 	notAnnounced
 )
@@ -141,6 +148,8 @@ func (c *Class) tell(l lack) string {
 		return fmt.Sprintf("label %q is not %q", l.name, l.value)
 	case hasFailed:
 		return "it has failed this task before"
+	case couldNotBegin:
+		return "it could not begin this task"
 	case notNamed:
 		return "the task is for " + nameAgents(c.only) + " only"
 	case notAnnounced:
@@ -189,6 +198,8 @@ func (c *Class) barred(in *Instance) lack {
 		return lack{kind: hasFailed}
 	case len(c.only) > 0 && !slices.Contains(c.only, in.Agent):
 		return lack{kind: notNamed}
+	case c.leavesOut(in, true, time.Time{}) != nil:
+		return lack{kind: couldNotBegin}
 	}
 	return lack{}
 }

@@ -11,6 +11,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -139,8 +140,19 @@ func TestFleetModel(t *testing.T) {
 			"finish":  func(t *rapid.T) { f.Finish(agent(t), inst(t), task(t), now) },
 			"offer":   func(t *rapid.T) { f.Offer(some(t), rapid.SampledFrom([]int{1, -1}).Draw(t, "n")) },
 			"drain":   func(t *rapid.T) { f.Drain(agent(t), rapid.Bool().Draw(t, "on"), "ops") },
-			"cool":    func(t *rapid.T) { f.Cool(agent(t), now.Add(seconds(t, 60))) },
-			"busy":    func(t *rapid.T) { f.Busy(some(t), now.Add(seconds(t, 60))) },
+			"cool":    func(t *rapid.T) { f.Cool(agent(t), now.Add(seconds(t, 60)), subjects.CodeAgentLost) },
+			"busy":    func(t *rapid.T) { f.Busy(some(t), seconds(t, 60)) },
+			"limit": func(t *rapid.T) {
+				a, tier := agent(t), rapid.SampledFrom([]string{"", "sonnet", "opus"}).Draw(t, "tier")
+				l := &fleet.AccountLimit{Account: string(a), Tier: tier, Until: now, ProbeAt: now.Add(seconds(t, 60))}
+				if rapid.Bool().Draw(t, "probe") {
+					l.Probe = &fleet.LimitProbe{TaskID: task(t), Attempt: 1, At: now}
+				}
+				if rapid.IntRange(0, 2).Draw(t, "over") == 0 {
+					l = nil
+				}
+				f.SetLimit(fleet.LimitKey(string(a), tier), l)
+			},
 			"gone":    func(t *rapid.T) { f.Gone(agent(t), inst(t)) },
 			"missed":  func(t *rapid.T) { f.Missed(some(t)) },
 			"answers": func(t *rapid.T) { f.Answered(some(t)) },
@@ -207,7 +219,10 @@ func checkIndex(t *rapid.T, f *Fleet) {
 		if f.at[p] != in || !f.agents[in.Agent].places.has(p) || f.instances[agentInstance{in.Agent, in.ID}] != in || !armed[in] {
 			t.Fatalf("%s/%s is not where it should be", in.Agent, in.ID)
 		}
-		open := in.Announce != nil && in.Live && !in.Draining && !in.rests() && in.Free()
+		if limited := f.closedLimit(in) != nil; limited != in.limited {
+			t.Fatalf("%s/%s: limited %t, want %t", in.Agent, in.ID, in.limited, limited)
+		}
+		open := in.Announce != nil && in.Live && !in.Draining && !in.rests() && !in.limited && in.Free()
 		if f.open.has(p) != open || f.serving.has(p) != in.serves() || f.idle.has(p) != (in.Used() == 0) || f.announced.has(p) != (in.Announce != nil) ||
 			f.load[p] != in.load() || f.idleSince[p] != in.IdleSince.UnixNano() {
 			t.Fatalf("%s/%s: open %t, idle %t, load %d; it is %+v", in.Agent, in.ID, f.open.has(p), f.idle.has(p), f.load[p], in)
@@ -253,6 +268,17 @@ func checkTimes(t *rapid.T, f *Fleet, now time.Time) {
 // checkAnswers compares Choose, CanNow, Explain and Capable with plain readings.
 func checkAnswers(t *rapid.T, f *Fleet, now time.Time) {
 	n := genNeed(t)
+	if rapid.IntRange(0, 3).Draw(t, "leave out") == 0 {
+		x := escalation.Exclusion{Agent: rapid.SampledFrom(modelAgents).Draw(t, "left out")}
+		if rapid.Bool().Draw(t, "for a while") {
+			x.Since = now.Add(-time.Minute)
+			x.Until = now.Add(time.Duration(rapid.IntRange(-1, 1).Draw(t, "until")) * time.Minute)
+		}
+		if x.Until.IsZero() || rapid.Bool().Draw(t, "one instance") {
+			x.Instance = "main"
+		}
+		n.LeaveOut = []escalation.Exclusion{x}
+	}
 	c := f.Compile(n)
 	w := Want{}
 	if rapid.Bool().Draw(t, "in a session") {
@@ -276,7 +302,7 @@ func checkAnswers(t *rapid.T, f *Fleet, now time.Time) {
 	could := false
 	for in := range f.All() {
 		v, ok := verdicts[in]
-		eligible := naiveReady(in) && naiveFits(n, in, true) && in.Free()
+		eligible := naiveReady(f, in) && naiveFits(n, in, true, now) && in.Free()
 		if !ok || v.Eligible != eligible || v.Eligible != (len(v.Reasons) == 0) || v.Eligible != (v.Order > 0) {
 			t.Fatalf("Explain(%s) of %s/%s = %+v, want eligible %t", c.Key(), in.Agent, in.ID, v, eligible)
 		}
@@ -284,12 +310,12 @@ func checkAnswers(t *rapid.T, f *Fleet, now time.Time) {
 			t.Fatalf("CanNow(%s, %s/%s) = %t", c.Key(), in.Agent, in.ID, got)
 		}
 		_, holds := in.Holding[w.Task]
-		if eligible || holds && naiveReady(in) && naiveFits(n, in, true) {
+		if eligible || holds && naiveReady(f, in) && naiveFits(n, in, true, now) {
 			if best == nil || naiveLess(n, w, in, best) {
 				best = in
 			}
 		}
-		could = could || in.Announce != nil && naiveFits(n, in, false)
+		could = could || in.Announce != nil && naiveFits(n, in, false, now)
 	}
 	got, ok := f.Choose(c, w, now)
 	if got != best || ok != (best != nil) {
@@ -303,16 +329,28 @@ func checkAnswers(t *rapid.T, f *Fleet, now time.Time) {
 	}
 }
 
-func naiveReady(in *Instance) bool {
+func naiveReady(f *Fleet, in *Instance) bool {
 	a := in.Announce
+	for _, l := range f.limits {
+		if a != nil && l.Account == string(in.Agent) && (l.Tier == "" || l.Tier == a.Worker.ModelTier) &&
+			(l.ProbeAt.After(f.now) || l.Probe != nil || l.trying > 0) {
+			return false
+		}
+	}
 	return a != nil && in.Live && !in.Draining && in.CoolUntil() == nil && !in.busy && in.restUntil.IsZero()
 }
 
 // naiveFits reads the requirements; well = as the agent is now.
-func naiveFits(n Need, in *Instance, well bool) bool {
+func naiveFits(n Need, in *Instance, well bool, now time.Time) bool {
 	a, r := in.Announce, n.Requirements
 	if len(n.Only) > 0 && !slices.Contains(n.Only, in.Agent) || slices.Contains(n.Exclude, in.Agent) {
 		return false
+	}
+	for _, x := range n.LeaveOut {
+		if x.Agent == in.Agent && (x.Instance == "" || x.Instance == in.ID) &&
+			(x.Until.IsZero() || well && x.Until.After(now) && !in.newsAt.After(x.Since)) {
+			return false
+		}
 	}
 	for _, c := range r.RequiredCapabilities {
 		if !slices.Contains(a.Capabilities.Tools, c) {

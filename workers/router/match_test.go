@@ -146,11 +146,11 @@ func TestEligible(t *testing.T) {
 		},
 		{name: "resumed", after: func(f *Fleet) { f.Drain("a", true, "ops"); f.Drain("a", false, "") }, could: true},
 		{
-			name: "cooling", after: func(f *Fleet) { f.Cool("a", now0.Add(time.Minute)) }, could: true,
-			want: "rate_limited it cools down until 2026-03-01T12:01:00Z",
+			name: "cooling", after: func(f *Fleet) { f.Cool("a", now0.Add(time.Minute), subjects.CodeAgentLost) }, could: true,
+			want: "agent_lost it rests until 2026-03-01T12:01:00Z",
 		},
 		{
-			name: "busy by its word", after: func(f *Fleet) { f.Busy(f.Get("a", "main"), now0.Add(time.Second)) }, could: true,
+			name: "busy by its word", after: func(f *Fleet) { f.Busy(f.Get("a", "main"), time.Second) }, could: true,
 			want: "agent_busy it said that it is busy; asked again at 2026-03-01T12:00:01Z",
 		},
 		{
@@ -335,7 +335,7 @@ func TestGeneration(t *testing.T) {
 		{"draining", func() { f.Beat("a", "main", &fleet.Heartbeat{Draining: true}, now0) }, true},
 		{"an announce", func() { f.Announce(announceOf("a", tier("opus")), now0, now0) }, true},
 		{"back to life", func() { f.Gone("a", "main"); f.Beat("a", "main", &fleet.Heartbeat{}, now0) }, true},
-		{"no more busy", func() { f.Busy(f.Get("a", "main"), now0.Add(1)); f.Expire(now0.Add(1)) }, true},
+		{"no more busy", func() { f.Busy(f.Get("a", "main"), 1); f.Expire(now0.Add(1)) }, true},
 	} {
 		g := f.Generation()
 		if tt.do(); (f.Generation() != g) != tt.want {

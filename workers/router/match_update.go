@@ -35,7 +35,7 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 	changed = restarted || in.Announce == nil || !reflect.DeepEqual(in.Announce, a)
 	if changed {
 		f.replace(in, a)
-		in.busy = false
+		in.busy, in.newsAt = false, at
 	}
 	in.announceAt, in.Epoch = at, max(in.Epoch, a.Worker.Epoch)
 	in.Heartbeat, in.TTL, in.Max = a.Heartbeat(), a.TTL(), a.MaxParallel()
@@ -89,7 +89,7 @@ func (f *Fleet) Beat(agent subjects.AgentID, inst subjects.InstanceID, b *fleet.
 	in.fresh = nil
 	news = f.setHolding(in, b.Holding) || news
 	sick := f.setHealth(in, b.MCPHealth, now)
-	if news || sick {
+	if news || sick || !in.busyAsked && in.Free() {
 		in.busy = false
 	}
 	if wasUsed > 0 && in.Used() == 0 {
@@ -139,6 +139,9 @@ func (f *Fleet) Missed(in *Instance) time.Time {
 // Answered notes that the instance has answered an offer.
 func (f *Fleet) Answered(in *Instance) { in.misses = 0 }
 
+// Accepted notes that the instance has accepted an offer: it is not busy.
+func (f *Fleet) Accepted(in *Instance) { in.refusals = 0 }
+
 // forgive is for a new process.
 func (in *Instance) forgive() { in.misses, in.restUntil = 0, time.Time{} }
 
@@ -155,17 +158,35 @@ func (f *Fleet) Drain(agent subjects.AgentID, on bool, by string) {
 
 // Cool keeps agent from being offered anything until then. A time that has
 // passed ends its cool-down.
-func (f *Fleet) Cool(agent subjects.AgentID, until time.Time) {
+func (f *Fleet) Cool(agent subjects.AgentID, until time.Time, code subjects.Code) {
 	a := f.agent(agent)
-	a.cooling, a.coolUntil = until.After(f.now), until
+	a.cooling, a.coolUntil, a.coolCode = until.After(f.now), until, code
 	f.refreshAll(a)
 }
 
-// Busy keeps one instance from being offered anything until then, or until it
-// says something new.
-func (f *Fleet) Busy(in *Instance, until time.Time) {
-	in.busy, in.busyUntil = until.After(f.now), until
+// Rests of an instance that refused an offer as busy, unless it asked for another.
+// The first are short: an agent may free its slot only once its result has been
+// answered, which is when it is offered the next task.
+const (
+	busyFirst = 10 * time.Millisecond
+	busyMost  = time.Second
+)
+
+// Busy keeps one instance from being offered anything for a while, or until its
+// result, heartbeat or announce shows a free slot. It returns until when; asked is
+// how long the instance asked for, 0 for nothing.
+func (f *Fleet) Busy(in *Instance, asked time.Duration) time.Time {
+	rest := busyMost
+	if in.refusals < 7 {
+		rest = min(busyFirst<<in.refusals, busyMost)
+	}
+	if asked > 0 {
+		rest = min(asked, time.Minute)
+	}
+	in.refusals++
+	in.busy, in.busyAsked, in.busyUntil = true, asked > 0, f.now.Add(rest)
 	f.refresh(in)
+	return in.busyUntil
 }
 
 // Hold notes that the record of a task names the instance as its holder.
@@ -226,6 +247,7 @@ func (f *Fleet) Finish(agent subjects.AgentID, inst subjects.InstanceID, task su
 		in.fresh = put(in.fresh, task, struct{}{}) // counted no more
 	}
 	in.IdleSince = now
+	in.busy = false
 	f.refresh(in)
 }
 
@@ -244,6 +266,9 @@ func (f *Fleet) Warm(agent subjects.AgentID, inst subjects.InstanceID, session s
 // Offer counts offers in flight: +1 when one is made, -1 when it is answered.
 func (f *Fleet) Offer(in *Instance, n int) {
 	in.Offering = max(in.Offering+n, 0)
+	if len(f.limits) > 0 {
+		f.countProbe(in, n)
+	}
 	f.refresh(in)
 }
 
@@ -316,6 +341,7 @@ func (f *Fleet) setHealth(in *Instance, news fleet.MCPHealth, now time.Time) boo
 				return false // there is no room for more
 			}
 			f.replace(in, a)
+			in.newsAt = now
 			return true
 		}
 	}
@@ -331,7 +357,7 @@ func withHealth(a *fleet.Announce, news fleet.MCPHealth) *fleet.Announce {
 // replace puts a in the place of the instance's announce.
 func (f *Fleet) replace(in *Instance, a *fleet.Announce) {
 	f.dropFeatures(in)
-	in.Announce, in.skills = a, skillNames(a.Capabilities.Skills)
+	in.Announce, in.skills, in.account = a, skillNames(a.Capabilities.Skills), f.accountOf(a)
 	f.addFeatures(in)
 }
 

@@ -223,15 +223,15 @@ func TestDrainAndCoolAllInstances(t *testing.T) {
 	}
 	g := f.Generation()
 	f.Drain("a", false, "")
-	f.Cool("a", now0.Add(time.Minute))
+	f.Cool("a", now0.Add(time.Minute), subjects.CodeAgentLost)
 	if _, ok := f.Choose(c, Want{}, now0.Add(10*time.Second)); ok || f.Generation() == g {
 		t.Error("a cooling agent was chosen, or the generation is the same")
 	}
 	if in := f.Get("a", "i1"); in.CoolUntil() == nil || in.DrainedBy() != "" {
 		t.Errorf("cool until %v, drained by %q", in.CoolUntil(), in.DrainedBy())
 	}
-	f.Cool("a", now0.Add(20*time.Second))
-	f.Cool("a", now0.Add(25*time.Second))
+	f.Cool("a", now0.Add(20*time.Second), "")
+	f.Cool("a", now0.Add(25*time.Second), "")
 	g = f.Generation()
 	n := 0
 	for range f.Of("a") {
@@ -246,12 +246,39 @@ func TestBusyEndsWithNews(t *testing.T) {
 	t.Parallel()
 	f := fleetOf(announceOf("a"))
 	in, c := f.Get("a", "main"), f.Compile(Need{})
-	f.Busy(in, now0.Add(time.Minute))
+	if until := f.Busy(in, 2*time.Minute); until != now0.Add(time.Minute) {
+		t.Errorf("it asked for two minutes, and rests until %s", until)
+	}
 	if f.Beat("a", "main", &fleet.Heartbeat{}, now0); f.CanNow(c, in, now0) {
-		t.Error("a heartbeat without news ended it")
+		t.Error("a heartbeat without news ended what it asked for")
 	}
 	if f.Beat("a", "main", &fleet.Heartbeat{ActiveTasks: 1}, now0); !f.CanNow(c, in, now0) {
 		t.Error("a heartbeat with news did not end it")
+	}
+	f.Busy(in, 0)
+	if f.Beat("a", "main", &fleet.Heartbeat{ActiveTasks: 1}, now0); !f.CanNow(c, in, now0) {
+		t.Error("a heartbeat that shows a free slot did not end a rest that nobody asked for")
+	}
+	f.Busy(in, 0)
+	if f.Finish("a", "main", "t", now0); !f.CanNow(c, in, now0) {
+		t.Error("a result did not end it")
+	}
+}
+
+// The rests of an instance that refuses again and again as busy grow to a second,
+// and begin anew once it has accepted.
+func TestBusyRestsGrow(t *testing.T) {
+	t.Parallel()
+	f := fleetOf(announceOf("a"))
+	in := f.Get("a", "main")
+	var rests []time.Duration
+	for range 9 {
+		rests = append(rests, f.Busy(in, 0).Sub(now0)/time.Millisecond)
+	}
+	f.Accepted(in)
+	rests = append(rests, f.Busy(in, 0).Sub(now0)/time.Millisecond)
+	if diff := cmp.Diff([]time.Duration{10, 20, 40, 80, 160, 320, 640, 1000, 1000, 10}, rests); diff != "" {
+		t.Errorf("in milliseconds (-want +got):\n%s", diff)
 	}
 }
 

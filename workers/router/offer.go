@@ -12,6 +12,7 @@ import (
 	"parley/bus"
 	"parley/bus/crash"
 	"parley/bus/plant"
+	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -23,11 +24,27 @@ func (w *Worker) offer(ctx context.Context, o offer) {
 	if err != nil {
 		w.log.Warn("offer a task", slog.String("task_id", string(o.task)), slog.String("agent_id", string(o.in.Agent)), slog.Any("error", err))
 	}
+	var rest time.Duration // of an instance that is busy
 	w.with(func(c *core, now time.Time) {
 		if answered {
 			c.fleet.Answered(o.in)
 		}
+		if o.in.busy {
+			rest = o.in.busyUntil.Sub(now)
+		}
 		c.offered(o.task, o.in, err != nil, now)
+	})
+	if rest <= 0 || rest >= tickEvery { // which sees to it
+		return
+	}
+	select {
+	case <-time.After(rest):
+	case <-ctx.Done():
+		return
+	}
+	w.with(func(c *core, now time.Time) {
+		c.fleet.advance(now)
+		c.feed(o.in, now)
 	})
 }
 
@@ -58,6 +75,11 @@ func (w *Worker) shake(ctx context.Context, o offer) (answered bool, err error) 
 	if barred, err := w.barred(ctx, cur); barred || err != nil {
 		return false, err
 	}
+	probes, free, err := w.takeProbes(ctx, o, cur.ev)
+	if err != nil || !free {
+		return false, err
+	}
+	defer func() { w.freeProbes(ctx, probes, o.task, cur.ev.Attempt+1) }()
 	payload := offerPayload(cur.ev, dispatch, o.epoch, w.sessionContext(ctx, cur))
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
@@ -142,38 +164,22 @@ func (w *Worker) replied(ctx context.Context, cur *view, o offer, data []byte) e
 			}
 			return w.accepted(ctx, cur, h)
 		}
-		if ack.Reason == nil || ack.Reason.Code == subjects.CodeAgentBusy {
-			w.with(func(c *core, now time.Time) { c.busy(in, now.Add(busyFor(ack.RetryAfterSeconds))) })
-			return nil
+		f := failure{code: subjects.CodeAgentBusy, retryAfter: seconds(ack.RetryAfterSeconds), resetAt: ack.ResetAt, limitTier: ack.LimitTier}
+		if ack.Reason != nil {
+			f.code, f.message = escalation.SaidByAgent(ack.Reason.Code), ack.Reason.Message
 		}
-		return w.refused(ctx, cur, failure{
-			code: ack.Reason.Code, message: ack.Reason.Message, refused: &h,
-			retryAfter: seconds(ack.RetryAfterSeconds),
-		})
+		return w.refused(ctx, cur, o, h, f)
 	}
 	r, err := fleet.DecodeResult(data)
 	if err != nil {
-		return w.refused(ctx, cur, failure{
-			code: subjects.CodeAgentError, refused: &h,
+		return w.refused(ctx, cur, o, h, failure{
+			code:    subjects.CodeAgentError,
 			message: "the reply to the offer is neither HANDSHAKE_ACK nor TASK_RESULT: " + err.Error(),
 		})
 	}
 	f := failureOf(r)
-	f.refused, f.result = &h, nil
-	if f.code == subjects.CodeAgentBusy {
-		w.with(func(c *core, now time.Time) { c.busy(in, now.Add(busyFor(f.retryAfter.Seconds()))) })
-		return nil
-	}
-	return w.refused(ctx, cur, f)
-}
-
-// busyFor is how long an instance that said agent_busy is not asked again,
-// unless it says something new before.
-func busyFor(asked float64) time.Duration {
-	if asked > 0 {
-		return min(seconds(asked), time.Minute)
-	}
-	return time.Second
+	f.result = nil
+	return w.refused(ctx, cur, o, h, f)
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
@@ -188,8 +194,12 @@ func (w *Worker) accepted(ctx context.Context, cur *view, h holder) error {
 		return nil
 	}
 	n := working(cur.ev, h, now)
+	if isLostHolder(cur.ev, h) && w.namesTask(h, cur.ev.TaskID) {
+		takeLossBack(n)
+	}
 	err := w.store(ctx, cur, n)
 	if err == nil {
+		w.with(func(c *core, _ time.Time) { c.accepted(h) })
 		return nil
 	}
 	if errors.Is(err, bus.ErrConflict) {
@@ -207,14 +217,38 @@ func (w *Worker) accepted(ctx context.Context, cur *view, h holder) error {
 	return nil
 }
 
-// refused records that an agent refused an offer before a token was spent.
-func (w *Worker) refused(ctx context.Context, cur *view, f failure) error {
+// namesTask reports whether the instance says that it holds the task.
+func (w *Worker) namesTask(h holder, task subjects.TaskID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	in := w.core.fleet.Get(h.agent, h.instance)
+	if in == nil {
+		return false
+	}
+	_, names := in.Holding[task]
+	return names
+}
+
+// refused deals with an agent that refused an offer before a token was spent. That
+// it is busy or limited leaves no record; any other refusal does.
+func (w *Worker) refused(ctx context.Context, cur *view, o offer, h holder, f failure) error {
+	switch escalation.ClassOf(f.code) {
+	case escalation.ClassHandBack:
+		w.with(func(c *core, _ time.Time) { c.busy(o.in, f.retryAfter) })
+		return nil
+	case escalation.ClassCapacity:
+		if err := w.storeLimit(ctx, h, f); err != nil {
+			return fmt.Errorf("store the limit of the agent's account: %w", err)
+		}
+		return nil
+	}
+	f.refused = &h
 	seq := cur.ev.Seq
 	_, err := w.change(ctx, cur.ev.TaskID, func(v *view) (*fleet.Event, error) {
 		if v.ev.State != fleet.StateQueued || v.ev.Seq != seq {
 			return nil, nil
 		}
-		return w.fail(ctx, v, f), nil
+		return w.fail(ctx, v, f)
 	})
 	if err != nil {
 		return fmt.Errorf("record that it was refused: %w", err)
@@ -224,21 +258,35 @@ func (w *Worker) refused(ctx context.Context, cur *view, f failure) error {
 
 // timeOut ends what has lasted too long: the task, or the attempt.
 func (w *Worker) timeOut(ctx context.Context, t timedOut) {
-	w.end(ctx, t.task, func(v *view) *fleet.Event {
+	w.end(ctx, t.task, func(v *view) (*fleet.Event, error) {
 		now := w.now()
 		switch ends := v.ev.Facts.AttemptEnds; {
 		case !v.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored"):
-			return expired(v.ev, now)
+			return expired(v.ev, now), nil
 		case waitsForHuman(v.ev):
-			return unanswered(v.ev, w.terms(v.ev), now)
+			return unanswered(v.ev, w.terms(v.ev), now), nil
 		case ends != nil && !ends.After(now) && held(v.ev):
-			return w.fail(ctx, v, failure{
-				code: subjects.CodeAgentTimeout, retryable: true,
-				message: "no result within " + seconds(v.ev.Facts.Timeout).String(),
-			})
+			return w.fail(ctx, v, w.timeOutFailure(v.ev, now))
 		}
-		return nil
+		return nil, nil
 	})
+}
+
+// timeOutFailure is the failure of an attempt that took too long. Where the
+// holder's heartbeat is overdue, too, it is a loss: the agent was not there to
+// hand anything in.
+func (w *Worker) timeOutFailure(e *fleet.Event, now time.Time) failure {
+	f := failure{
+		code: subjects.CodeAgentTimeout, retryable: true,
+		message: "no result within " + seconds(e.Facts.Timeout).String(),
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if in := w.core.fleet.Get(e.AgentID, e.InstanceID); in != nil && in.isOverdue(now) {
+		f.code = subjects.CodeAgentLost
+		f.message += fmt.Sprintf("; %s/%s was last heard %s ago", in.Agent, in.ID, now.Sub(in.LastSeen).Round(time.Second))
+	}
+	return f
 }
 
 // lose ends an attempt whose agent is gone. A router that does not reach the
@@ -250,9 +298,9 @@ func (w *Worker) lose(ctx context.Context, l lost) {
 	if !w.hears(ctx, l.task) {
 		return
 	}
-	w.end(ctx, l.task, func(v *view) *fleet.Event {
+	w.end(ctx, l.task, func(v *view) (*fleet.Event, error) {
 		if !held(v.ev) || holderOf(v.ev) != l.from || !w.isLost(l.task) {
-			return nil
+			return nil, nil
 		}
 		return w.fail(ctx, v, failure{code: subjects.CodeAgentLost, message: l.why})
 	})
@@ -264,7 +312,7 @@ func (w *Worker) hears(ctx context.Context, task subjects.TaskID) bool {
 	asked := time.Now()
 	_, err := w.reread(ctx, task)
 	took := time.Since(asked)
-	if subjects.CodeOf(err) != subjects.CodeUnavailable && took <= deafAfter {
+	if subjects.CodeOf(err) != subjects.CodeUnavailable && took <= isolationTimeout {
 		return true
 	}
 	w.log.Warn("nobody is declared lost: the records are out of reach", slog.String("task_id", string(task)),
@@ -283,14 +331,14 @@ func (w *Worker) isLost(id subjects.TaskID) bool {
 }
 
 // end applies decide, and recalls the task from whoever held it before.
-func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view) *fleet.Event) {
+func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view) (*fleet.Event, error)) {
 	var before *fleet.Event
 	n, err := w.change(ctx, id, func(v *view) (*fleet.Event, error) {
 		if v.ev.State.Terminal() {
 			return nil, nil
 		}
 		before = v.ev
-		return decide(v), nil
+		return decide(v)
 	})
 	if err != nil {
 		if !errors.Is(err, errNoTask) {
@@ -306,90 +354,6 @@ func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view)
 		w.with(func(c *core, _ time.Time) {
 			c.do(recall{to: instanceKey{before.AgentID, before.InstanceID}, task: id, attempt: before.Attempt, why: code})
 		})
-	}
-}
-
-// giveUp ends a task that nobody could ever do, as its policy says.
-func (w *Worker) giveUp(ctx context.Context, h hopeless) {
-	_, err := w.change(ctx, h.task, func(v *view) (*fleet.Event, error) {
-		if v.ev.State != fleet.StateQueued {
-			return nil, nil
-		}
-		if err := w.hearAnnounces(ctx, v.ev.Time); err != nil {
-			return nil, err
-		}
-		w.mu.Lock()
-		why, still := w.core.hopelessNow(v.ev)
-		w.mu.Unlock()
-		if !still {
-			return nil, nil
-		}
-		n, _ := nobody(v.ev, why, w.terms(v.ev), w.now())
-		return n, nil
-	})
-	if err != nil {
-		w.log.Warn("record that nobody can do a task", slog.String("task_id", string(h.task)), slog.Any("error", err))
-		w.with(func(c *core, now time.Time) { c.askAgain(h.task, now) })
-	}
-}
-
-// hearTimeout is how long announces are waited for at a time.
-const hearTimeout = 2 * time.Second
-
-// hearAnnounces waits until every announce that was stored before since has been
-// taken in: who announced before the dispatch is never overlooked. Where they are
-// late, it is asked again later.
-func (w *Worker) hearAnnounces(ctx context.Context, since time.Time) error {
-	if w.heardAt.Load() > since.UnixNano() {
-		return nil
-	}
-	now := w.now().UnixNano()
-	ctx, cancel := context.WithTimeout(ctx, hearTimeout)
-	defer cancel()
-	st, err := w.bus.StreamState(ctx, subjects.StreamAnnounce)
-	if err != nil {
-		return unavailable(err)
-	}
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for w.announced.Load() < st.LastSeq {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return unavailable(ctx.Err())
-		}
-	}
-	w.heardAt.Store(now)
-	return nil
-}
-
-// forsake gives a task to others if all have left that alone may do it. As for
-// lose, nobody has for a router that does not reach the records; those of a task
-// that goes on waiting are left alone.
-func (w *Worker) forsake(ctx context.Context, s stranded) {
-	decide := func(v *view) (*fleet.Event, error) {
-		now := w.now()
-		w.mu.Lock()
-		left := w.core.allLeft(need(v.ev).Only, now)
-		w.mu.Unlock()
-		if v.ev.State != fleet.StateQueued || !left {
-			return nil, nil
-		}
-		n, _ := forsaken(v.ev, w.terms(v.ev), now)
-		return n, nil
-	}
-	if v, err := w.latest(ctx, s.task); err == nil {
-		if n, _ := decide(v); n == nil {
-			return
-		}
-	}
-	if !w.hears(ctx, s.task) {
-		return
-	}
-	_, err := w.change(ctx, s.task, decide)
-	if err != nil && !errors.Is(err, errNoTask) {
-		w.log.Warn("give a stranded task to others", slog.String("task_id", string(s.task)), slog.Any("error", err))
-		w.with(func(c *core, now time.Time) { c.askAgain(s.task, now) })
 	}
 }
 

@@ -107,6 +107,31 @@ type holder struct {
 	epoch    int64
 }
 
+// isLostHolder reports whether h lost the newest attempt of e.
+func isLostHolder(e *fleet.Event, h holder) bool {
+	n := len(e.Facts.Attempts)
+	if n == 0 {
+		return false
+	}
+	a := &e.Facts.Attempts[n-1]
+	return escalation.ClassOf(a.Code) == escalation.ClassLoss && h == holder{a.AgentID, a.InstanceID, a.Epoch}
+}
+
+// takeLossBack corrects the counters of a task whose lost agent is heard again, and
+// has worked on it all the time.
+func takeLossBack(n *fleet.Event) {
+	if c := n.Facts.Counters; c != nil && c.Losses > 0 {
+		n.Facts.Counters = &fleet.Counters{Retries: c.Retries, Losses: c.Losses - 1, LossesTotal: max(c.LossesTotal-1, 0)}
+	}
+}
+
+// breakLossRow begins the row of losses anew: the attempt has stored something.
+func breakLossRow(n *fleet.Event) {
+	if c := n.Facts.Counters; c != nil && c.Losses > 0 {
+		n.Facts.Counters = &fleet.Counters{Retries: c.Retries, LossesTotal: c.LossesTotal}
+	}
+}
+
 func holderOf(e *fleet.Event) holder { return holder{e.AgentID, e.InstanceID, e.Epoch} }
 
 // held reports whether somebody has the task in hand.
@@ -134,13 +159,14 @@ type failure struct {
 	message    string
 	retryable  bool
 	retryAfter time.Duration
+	resetAt    *time.Time // when a limit ends, by the provider's clock
+	limitTier  string     // the model tier that a limit holds for, "" for all
 	tokens     int64
 	result     json.RawMessage // what the agent said, if it did
 	refused    *holder         // set when the agent refused the offer: no record names it
-	gone       bool            // its agent is not live any more
 }
 
-// failed asks the ladder what a failed attempt leads to.
+// failed asks the policy what a failed attempt leads to.
 func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Event, escalation.Action) {
 	h, attempt := holderOf(e), e.Attempt
 	if f.refused != nil {
@@ -149,101 +175,102 @@ func failed(e *fleet.Event, f failure, set settings, now time.Time) (*fleet.Even
 	n := *e
 	n.Attempt = attempt
 	n.Facts.TokensSpent += f.tokens
-	n.Facts.Attempts = append(slices.Clip(kept(e.Facts.Attempts)), fleet.Attempt{
+	n.Facts.Attempts = append(slices.Clip(keptAttempts(e.Facts.Attempts)), fleet.Attempt{
 		Attempt: attempt, AgentID: h.agent, InstanceID: h.instance, Epoch: h.epoch,
 		Ended: now, Code: f.code, Message: clip(f.message, 2000), Retryable: f.retryable, Tokens: f.tokens,
 		Refused: f.refused != nil,
 	})
-	s := ladder(&n, set)
+	s := escalationState(&n, set)
 	if plant.Bug("retry_forever") {
 		s.Policy.MaxRetries += 10
 	}
-	s.Gone, s.RetryAfter = f.gone, f.retryAfter
-	return climb(&n, s, f.result, now)
+	s.RetryAfter = f.retryAfter
+	return applyPolicy(&n, s, f.result, now)
 }
 
-// nobody asks the ladder what becomes of a queued task that no agent kept could
-// ever do. It returns nil while the task goes on waiting.
-func nobody(e *fleet.Event, why []fleet.Reason, set settings, now time.Time) (*fleet.Event, escalation.Action) {
+// judgeNobody asks the policy what becomes of a queued task that no known agent
+// could ever do. It returns nil while the task goes on waiting.
+func judgeNobody(e *fleet.Event, why []fleet.Reason, set settings, now time.Time) (*fleet.Event, escalation.Action) {
 	n := *e
-	s := ladder(&n, set)
+	s := escalationState(&n, set)
 	s.Nobody = why
-	r, a := climb(&n, s, nil, now)
+	r, a := applyPolicy(&n, s, nil, now)
 	if _, ok := a.(escalation.Wait); ok {
 		return nil, a
 	}
 	return r, a
 }
 
-// forsaken asks the ladder what becomes of a queued task of which none of those
-// lives that alone may do it. It returns nil while the task goes on waiting, and
-// where anybody may do it: another router has seen to it.
-func forsaken(e *fleet.Event, set settings, now time.Time) (*fleet.Event, escalation.Action) {
-	if len(need(e).Only) == 0 {
-		return nil, nil
-	}
+// widen asks the policy whether others may have a queued task whose candidates are
+// away, limited or left out. It returns nil while the task goes on waiting.
+func widen(e *fleet.Event, set settings, now time.Time) *fleet.Event {
 	n := *e
-	s := ladder(&n, set)
-	k := len(s.Attempts) - escalation.HandedBack(s.Attempts) // those change nothing
-	switch {
-	case k > 0 && s.Attempts[k-1].Level == 1:
-		s.Gone = true // it was to try again
-	case s.Decided, k > 0 && s.Policy.Agent == "":
-		s.Nobody = []fleet.Reason{{Code: subjects.CodeAgentLost, Message: "it is gone"}}
-	default:
-		return nil, nil
-	}
-	return climb(&n, s, nil, now)
-}
-
-// barred asks the ladder whether a queued task may begin another attempt. It
-// returns nil while it may; what a human has allowed is not asked again.
-func barred(e *fleet.Event, set settings, now time.Time) *fleet.Event {
-	if e.Facts.Human != nil {
-		return nil
-	}
-	n := *e
-	s := ladder(&n, set)
-	s.Starting = true
-	r, a := climb(&n, s, nil, now)
+	s := escalationState(&n, set)
+	s.Away = true
+	r, a := applyPolicy(&n, s, nil, now)
 	if _, ok := a.(escalation.Wait); ok {
 		return nil
 	}
 	return r
 }
 
-// climb turns the ladder's answer into the next record of e.
-func climb(e *fleet.Event, s escalation.State, result json.RawMessage, now time.Time) (*fleet.Event, escalation.Action) {
+// barred asks the policy whether a queued task may begin another attempt. It
+// returns nil while it may; what a human has allowed is not asked again.
+func barred(e *fleet.Event, set settings, now time.Time) *fleet.Event {
+	if e.Facts.Human != nil {
+		return nil
+	}
+	n := *e
+	s := escalationState(&n, set)
+	s.Starting = true
+	r, a := applyPolicy(&n, s, nil, now)
+	if _, ok := a.(escalation.Wait); ok {
+		return nil
+	}
+	return r
+}
+
+// applyPolicy turns the policy's answer into the next record of e.
+func applyPolicy(e *fleet.Event, s escalation.State, result json.RawMessage, now time.Time) (*fleet.Event, escalation.Action) {
 	s, action := escalation.Next(s, now)
-	e.Facts.Attempts = s.Attempts
+	e.Facts.Attempts, e.Facts.Widened = s.Attempts, s.Widened
+	if e.Facts.Counters != nil || *s.Counters != (fleet.Counters{}) {
+		e.Facts.Counters = s.Counters
+	}
+	var last fleet.Attempt
 	var reason *fleet.Reason
 	if k := len(s.Attempts); k > 0 {
-		reason = &fleet.Reason{Code: s.Attempts[k-1].Code, Message: s.Attempts[k-1].Message}
+		last = s.Attempts[k-1]
+		reason = &fleet.Reason{Code: last.Code, Message: last.Message}
 	}
-	back := func(kind string) *fleet.Event {
+	requeue := func(kind string) *fleet.Event {
 		n := next(e, kind, fleet.StateQueued, now)
 		letGo(n)
 		n.Reason, n.Data.Result = reason, result
-		if kind != fleet.KindReturned {
-			n.Facts.Human = nil // what it decided has been tried
-		}
 		return n
 	}
 	switch a := action.(type) {
 	case escalation.Retry:
-		n := back(fleet.KindRetry)
-		at := a.At
-		n.Facts.NotBefore = &at
+		n := requeue(fleet.KindRetry)
+		n.Facts.Human = nil // what it decided has been tried
+		n.Facts.NotBefore = &a.At
 		return n, action
-	case escalation.Reassign:
-		return back(fleet.KindReroute), action
-	case escalation.Wait:
-		return back(fleet.KindReroute), action
-	case escalation.Return:
-		n := back(fleet.KindReturned)
+	case escalation.Reassign, escalation.Wait:
+		n := requeue(fleet.KindReroute)
+		n.Facts.Human = nil
+		return n, action
+	case escalation.Requeue:
+		kind := fleet.KindReturned
+		if escalation.ClassOf(last.Code) == escalation.ClassLoss {
+			kind = fleet.KindLost
+		}
+		n := requeue(kind)
 		if !a.At.IsZero() {
 			n.Facts.NotBefore = &a.At
 		}
+		return n, action
+	case escalation.Widen:
+		n := beside(e, fleet.KindWidened, now)
 		return n, action
 	case escalation.AskHuman:
 		n := next(e, fleet.KindHuman, fleet.StateInputRequired, now)
@@ -357,6 +384,7 @@ func expired(e *fleet.Event, now time.Time) *fleet.Event {
 // of the attempt stops.
 func asked(e *fleet.Event, q *fleet.Question, now time.Time) *fleet.Event {
 	n := next(e, fleet.KindQuestion, fleet.StateInputRequired, now)
+	breakLossRow(n)
 	n.Facts.Await = fleet.AwaitAgentQuestion
 	n.Facts.Question, n.Data.Question = q, q
 	if ends := e.Facts.AttemptEnds; ends != nil {
@@ -387,6 +415,7 @@ func added(e *fleet.Event, m fleet.Message, now time.Time) *fleet.Event {
 // published is the record of a piece of output; nothing else changes.
 func published(e *fleet.Event, a *fleet.Artifact, now time.Time) *fleet.Event {
 	n := beside(e, fleet.KindArtifact, now)
+	breakLossRow(n)
 	n.Data.Artifact = a
 	return n
 }
@@ -410,8 +439,21 @@ func reported(e *fleet.Event) bool {
 
 // need is who may do the task from here on: the key of its class.
 func need(e *fleet.Event) Need {
-	only, exclude := escalation.May(e.Facts.Policy, e.Facts.Attempts, e.Facts.Human)
-	return Need{Requirements: e.Facts.Requirements, Only: only, Exclude: exclude}
+	c := candidates(e)
+	n := Need{Requirements: e.Facts.Requirements, Only: c.Only}
+	for _, x := range c.Exclude {
+		if x.Instance == "" && x.Until.IsZero() {
+			n.Exclude = append(n.Exclude, x.Agent)
+		} else {
+			n.LeaveOut = append(n.LeaveOut, x)
+		}
+	}
+	return n
+}
+
+// candidates are who may do the task from here on.
+func candidates(e *fleet.Event) escalation.Candidates {
+	return escalation.CandidatesOf(e.Facts.Policy, e.Facts.Attempts, e.Facts.Widened, e.Facts.Human)
 }
 
 // dueAt is when something must be done about e, whatever else happens.

@@ -16,6 +16,7 @@ import (
 	"parley/bus"
 	"parley/bus/crash"
 	"parley/bus/plant"
+	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -231,7 +232,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 			return expired(v.ev, now), nil
 		}
 		if !ok {
-			return w.fail(ctx, v, failureOf(r)), nil
+			return w.fail(ctx, v, failureOf(r))
 		}
 		if err := w.check(ctx, v, r); err != nil {
 			if subjects.CodeOf(err) != subjects.CodeResultInvalid {
@@ -244,7 +245,7 @@ func (w *Worker) result(ctx context.Context, task subjects.TaskID, c claim, r *f
 			return w.fail(ctx, v, failure{
 				code: subjects.CodeResultInvalid, message: withoutCode(err), retryable: true,
 				tokens: r.TokensSpent, result: fleet.MustEncode(r),
-			}), nil
+			})
 		}
 		if plant.Sometimes("result_lost", 50) {
 			return nil, nil
@@ -340,13 +341,13 @@ func failureOf(r *fleet.Result) failure {
 	}
 	if e := r.Error; e != nil {
 		if e.Code != "" {
-			f.code = e.Code
+			f.code = escalation.SaidByAgent(e.Code)
 		}
-		if e.HTTPStatus == 429 {
+		if e.HTTPStatus == 429 || e.HTTPStatus == 529 {
 			f.code = subjects.CodeRateLimited
 		}
 		f.retryable = e.Retryable && r.Status == fleet.StatusError
-		f.retryAfter = seconds(e.RetryAfterSeconds)
+		f.retryAfter, f.resetAt, f.limitTier = seconds(e.RetryAfterSeconds), e.ResetAt, e.LimitTier
 		if f.message == "" {
 			f.message = e.Message
 		}

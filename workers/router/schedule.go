@@ -3,6 +3,7 @@ package router
 import (
 	"time"
 
+	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -25,10 +26,10 @@ func (c *core) enqueue(s slot, e *entry, now time.Time) {
 		if could, why := c.fleet.Capable(cl.Class); could {
 			c.pump(cl, now)
 		} else {
-			c.despair(s, why)
+			c.judgeUnschedulable(s, why)
 		}
-	case e.attempt > 0 && c.deserted(cl, now):
-		c.maroon(s)
+	case e.flags&wider != 0 && c.isDeserted(cl, now):
+		c.widenTask(s)
 	}
 }
 
@@ -54,7 +55,7 @@ func (c *core) pump(cl *class, now time.Time) {
 	for cl.queued > 0 {
 		at := heads(c.x, now.UnixNano(), func(yield func(*class) bool) { yield(cl) })
 		s := at[c.turns.next(some(at))]
-		in, ok := c.fleet.Choose(cl.Class, Want{Session: c.sessions[s], Task: c.x.id(s)}, now)
+		in, ok := c.fleet.Choose(cl.Class, Want{Session: c.sessions[s], Task: c.x.id(s), AvoidHost: c.lostHost(s)}, now)
 		if !ok {
 			c.park(cl, now)
 			if c.generation == c.fleet.Generation() && !c.fleet.Served(cl.Class) {
@@ -65,6 +66,23 @@ func (c *core) pump(cl *class, now time.Time) {
 		}
 		c.offer(s, in, now)
 	}
+}
+
+// lostHost is the machine of the agent that lost the task in its last attempt, ""
+// where that is not known.
+func (c *core) lostHost(s slot) string {
+	h := c.hot[s]
+	if h == nil || len(h.ev.Facts.Attempts) == 0 {
+		return ""
+	}
+	a := &h.ev.Facts.Attempts[len(h.ev.Facts.Attempts)-1]
+	if escalation.ClassOf(a.Code) != escalation.ClassLoss {
+		return ""
+	}
+	if in := c.fleet.Get(a.AgentID, a.InstanceID); in != nil && in.Announce != nil {
+		return in.Announce.Worker.Labels[fleet.LabelHost]
+	}
+	return ""
 }
 
 // feed offers tasks to one instance while it has room.
@@ -152,64 +170,64 @@ func (c *core) park(cl *class, now time.Time) {
 	could, why := c.fleet.Capable(cl.Class)
 	cl.parked = !could
 	if could {
-		c.strandClass(cl, now)
+		c.widenClass(cl, now)
 		return
 	}
 	for l := range cl.queues {
 		for s := cl.queues[l].head; s != 0; s = c.x.at(s).next {
-			c.despair(s, why)
+			c.judgeUnschedulable(s, why)
 		}
 	}
 }
 
-// despair asks, once, what becomes of a task that nobody could ever do.
-func (c *core) despair(s slot, why []fleet.Reason) {
-	if e := c.x.at(s); c.settled && e.flags&waits == 0 {
+// judgeUnschedulable asks, once, what becomes of a task that nobody could ever do.
+func (c *core) judgeUnschedulable(s slot, why []fleet.Reason) {
+	if e := c.x.at(s); e.flags&waits == 0 && c.mayJudge(c.ticked) {
 		e.flags |= waits
-		c.do(hopeless{c.x.id(s), why})
+		c.do(unschedulable{c.x.id(s), why})
 	}
 }
 
-// strand looks at the tasks that only agent and others that have left may do:
-// those that it was to try again, and those that have named alternatives.
-func (c *core) strand(agent subjects.AgentID, now time.Time) {
+// widenOrphans looks at the tasks that only agent and others that are absent may
+// do: those that it was to try again, that are pinned to it, or have named
+// alternatives.
+func (c *core) widenOrphans(agent subjects.AgentID, now time.Time) {
 	for _, classes := range []classSet{c.waiting, c.unserved} {
 		for cl := range classes.only[agent] {
-			c.strandClass(cl, now)
+			c.widenClass(cl, now)
 		}
 	}
 }
 
-// strandClass asks what becomes of the tasks of a class, if all have left that
-// alone may do them.
-func (c *core) strandClass(cl *class, now time.Time) {
-	if cl.queued == 0 || !c.deserted(cl, now) {
+// widenClass has others do the tasks of a class, too, if all are absent that alone
+// may do them.
+func (c *core) widenClass(cl *class, now time.Time) {
+	if cl.queued == 0 || !c.isDeserted(cl, now) {
 		return
 	}
 	for l := range cl.queues {
 		for s := cl.queues[l].head; s != 0; s = c.x.at(s).next {
-			c.maroon(s)
+			c.widenTask(s)
 		}
 	}
 }
 
-// maroon asks what becomes of a task that was tried before, once all have left
-// that alone may do it: to be gone is to fail again. One that waits for its first
-// attempt by its pin goes on waiting.
-func (c *core) maroon(s slot) {
-	if e := c.x.at(s); e.attempt > 0 && e.flags&acting == 0 {
+// widenTask has others do a task, too, if others may. What has no further
+// candidates goes on waiting.
+func (c *core) widenTask(s slot) {
+	if e := c.x.at(s); e.flags&wider != 0 && e.flags&acting == 0 {
 		e.flags |= acting
-		c.do(stranded{c.x.id(s)})
+		c.do(orphaned{c.x.id(s)})
 	}
 }
 
-// deserted reports whether all have left that alone may do the tasks of a class.
-// Whom this router has yet to hear is looked at again when it has listened.
-func (c *core) deserted(cl *class, now time.Time) bool {
+// isDeserted reports whether all are absent that alone may do the tasks of a class.
+// An agent that this router has yet to hear is looked at again when it has listened.
+func (c *core) isDeserted(cl *class, now time.Time) bool {
 	if !c.settled {
 		return false // all are looked at when it has
 	}
-	if c.allLeft(cl.need.Only, now) {
+	if c.areAbsent(cl.Class, now) {
 		return true
 	}
 	for _, id := range cl.need.Only {
@@ -222,12 +240,38 @@ func (c *core) deserted(cl *class, now time.Time) bool {
 	return false
 }
 
-// hopelessNow re-checks, just before the record is written, that nobody could
+// reopenClass offers the tasks of a class again, since more may do them now.
+func (c *core) reopenClass(cl *class, now time.Time) {
+	if cl.owned && cl.queued > 0 {
+		c.unserved.remove(cl)
+		c.waiting.add(cl)
+		c.pump(cl, now)
+	}
+}
+
+// armLifted sees to it that a task is looked at when somebody who is left out of it
+// for a while may have it again.
+func (c *core) armLifted(s slot, e *entry, now time.Time) {
+	if e.class == 0 || e.flags&inQueue == 0 {
+		return
+	}
+	if at := c.byNum[e.class].nextLifted(now); !at.IsZero() && at.UnixNano() < e.due {
+		e.due = at.UnixNano()
+		c.timers.push(timer{e.due, s})
+	}
+}
+
+// isUnschedulable re-checks, just before the record is written, that nobody could
 // ever do the task. If that is not so, or not certain any more, it may be asked
-// again.
-func (c *core) hopelessNow(ev *fleet.Event) ([]fleet.Reason, bool) {
+// again. In a fleet to which no agent has ever announced itself a task waits,
+// unless its dispatch says otherwise.
+func (c *core) isUnschedulable(ev *fleet.Event) ([]fleet.Reason, bool) {
 	could, why := c.fleet.Capable(c.fleet.Compile(need(ev)))
-	still := !could && c.settled
+	still := !could && c.mayJudge(c.ticked)
+	if still && c.fleet.announced.empty() {
+		p := ev.Facts.Policy.OnBlocked
+		still = p == fleet.OnBlockedFail || p == fleet.OnBlockedEscalate
+	}
 	if s := c.x.find(ev.TaskID); s != 0 && !still {
 		c.x.at(s).flags &^= waits
 	}
@@ -255,12 +299,12 @@ func (c *core) ringChanged(now time.Time) {
 func (c *core) goOn(now time.Time) {
 	c.caughtUp = true
 	c.ringChanged(now)
-	c.lookAgain(now)
+	c.reevaluateAll(now)
 }
 
-// lookAgain asks of every class that waits whether anybody could ever do it:
+// reevaluateAll asks of every class that waits whether anybody could ever do it:
 // after the router has settled, and when what agents announce has changed.
-func (c *core) lookAgain(now time.Time) {
+func (c *core) reevaluateAll(now time.Time) {
 	c.generation = c.fleet.Generation()
 	c.wake()
 	for cl := range c.waiting.all() {
@@ -268,10 +312,10 @@ func (c *core) lookAgain(now time.Time) {
 	}
 }
 
-// reconsider looks again at classes that wait, if what agents announce has
+// reevaluate looks again at classes that wait, if what agents announce has
 // changed since.
-func (c *core) reconsider(now time.Time) {
+func (c *core) reevaluate(now time.Time) {
 	if c.generation != c.fleet.Generation() {
-		c.lookAgain(now)
+		c.reevaluateAll(now)
 	}
 }

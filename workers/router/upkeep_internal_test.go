@@ -375,7 +375,7 @@ func TestARouterThatIsBehindOffersNothing(t *testing.T) {
 func TestHandingBackForEver(t *testing.T) {
 	t.Parallel()
 	now, ev := now0, testRecord(t, "t", "", now0)
-	for i := range 100 {
+	for i := range 99 {
 		back, _ := failed(working(ev, holder{"a", "main", 1}, now), failure{code: subjects.CodeAgentBusy}, settings{}, now)
 		if back.State != fleet.StateQueued || back.Attempt != i+1 {
 			t.Fatalf("attempt %d: %s, attempt %d", i+1, back.State, back.Attempt)
@@ -385,8 +385,12 @@ func TestHandingBackForEver(t *testing.T) {
 		}
 		ev = back
 	}
-	if n := len(ev.Facts.Attempts); n > maxHandedBack {
-		t.Errorf("%d attempts are kept, want at most %d", n, maxHandedBack)
+	if n := len(ev.Facts.Attempts); n > maxRequeued {
+		t.Errorf("%d attempts are kept, want at most %d", n, maxRequeued)
+	}
+	last, _ := failed(working(ev, holder{"a", "main", 1}, now), failure{code: subjects.CodeAgentBusy}, settings{}, now)
+	if last.State != fleet.StateError || last.Attempt != 100 {
+		t.Errorf("after attempt %d it is %s, want error after 100", last.Attempt, last.State)
 	}
 }
 
@@ -402,7 +406,7 @@ func TestATaskThatEverybodyFails(t *testing.T) {
 		ev, _ = failed(begun, failure{code: subjects.CodeAgentError, message: strings.Repeat("x", 5000)}, settings{}, now0)
 		bytes += len(fleet.MustEncode(begun)) + len(fleet.MustEncode(ev))
 	}
-	if n != 100 || ev.State != fleet.StateError || !strings.HasPrefix(ev.Reason.Message, "100 agents have failed it") {
+	if n != 100 || ev.State != fleet.StateError || !strings.HasPrefix(ev.Reason.Message, "100 attempts have failed") {
 		t.Errorf("after %d attempts it is %s, %+.100v", n, ev.State, ev.Reason)
 	}
 	if bytes > 16<<20 {

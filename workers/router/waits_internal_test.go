@@ -10,7 +10,7 @@ import (
 // asks counts how often it is asked what becomes of a task that nobody could do.
 func (c *core) asks() (n int) {
 	for _, e := range c.take() {
-		if _, ok := e.(hopeless); ok {
+		if _, ok := e.(unschedulable); ok {
 			n++
 		}
 	}
@@ -35,7 +35,7 @@ func hopelessTask(t *testing.T) (*core, *fleet.Event) {
 func TestHopelessAfterAHuman(t *testing.T) {
 	t.Parallel()
 	c, q := hopelessTask(t)
-	human, action := nobody(q, []fleet.Reason{}, settings{human: true}, now0)
+	human, action := judgeNobody(q, []fleet.Reason{}, settings{human: true}, now0)
 	if human == nil || !waitsForHuman(human) {
 		t.Fatalf("that nobody could do it is answered by %T, want that a human is asked", action)
 	}
@@ -51,10 +51,10 @@ func TestHopelessAgainOnceSettled(t *testing.T) {
 	t.Parallel()
 	c, q := hopelessTask(t)
 	c.listen(now0)
-	if _, still := c.hopelessNow(q); still {
+	if _, still := c.isUnschedulable(q); still {
 		t.Fatal("it is believed while the router listens")
 	}
-	for now := now0; !now.After(now0.Add(2 * minListen)); now = now.Add(tickEvery) {
+	for now := now0; !now.After(now0.Add(31 * time.Second)); now = now.Add(tickEvery) {
 		c.tick(now)
 	}
 	if n := c.asks(); n != 1 {

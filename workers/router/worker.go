@@ -354,7 +354,7 @@ func (w *Worker) loop(ctx context.Context) {
 			}
 		case <-beat.C:
 			w.sayHello(fleet.RouterHeartbeat{Epoch: w.epoch})
-			w.with(func(c *core, now time.Time) { c.reconsider(now) })
+			w.with(func(c *core, now time.Time) { c.reevaluate(now) })
 		}
 	}
 }

@@ -15,28 +15,35 @@ import (
 	"parley/subjects/fleet"
 )
 
-// A task that another router has given to anybody meanwhile is not given up for
-// the agent that it was to be tried again by.
-func TestForsakenOnce(t *testing.T) {
+// A task is widened step by step while its candidates are away: to its untried
+// alternatives, then to anybody; and no further.
+func TestWidenStepByStep(t *testing.T) {
 	t.Parallel()
-	e := working(testRecord(t, "x", `,"max_retries":1`, now0), holder{"a", "1", 1}, now0)
+	e := working(testRecord(t, "x", `,"max_retries":1,"alternatives":["b"]`, now0), holder{"a", "1", 1}, now0)
 	e, action := failed(e, failure{code: subjects.CodeAgentError, retryable: true}, settings{}, now0)
-	if e.Kind != fleet.KindRetry {
+	if e.Kind != fleet.KindRetry || !slices.Equal(need(e).Only, []subjects.AgentID{"a"}) {
 		t.Fatalf("a failure worth another try is answered by %T", action)
 	}
-	e, _ = forsaken(e, settings{}, now0)
-	if e == nil || e.Kind != fleet.KindReroute || len(need(e).Only) > 0 {
-		t.Fatalf("its agent is gone, and the record is %+v", e)
+	for _, want := range [][]subjects.AgentID{{"a", "b"}, nil} {
+		n := widen(e, settings{}, now0)
+		if n == nil || n.Kind != fleet.KindWidened || !slices.Equal(need(n).Only, want) {
+			t.Fatalf("its candidates are away, and the record is %+v", n)
+		}
+		e = n
 	}
-	if n, action := forsaken(e, settings{}, now0); n != nil {
-		t.Errorf("once more, and it is %s: %T", n.State, action)
+	if n := widen(e, settings{}, now0); n != nil {
+		t.Errorf("once more, and it is %s", n.Kind)
+	}
+	e, _ = failed(working(e, holder{"c", "1", 1}, now0), failure{code: subjects.CodeAgentLost}, settings{}, now0)
+	if e.Kind != fleet.KindLost || e.Facts.Widened != 0 || !slices.Equal(need(e).Only, []subjects.AgentID{"a"}) {
+		t.Errorf("after the next attempt it is %s, for %v", e.Kind, need(e).Only)
 	}
 }
 
 // What its agent handed back as it stopped, before it was gone, is as if it had
-// not been: the task that it was to try again goes to its alternatives. One that
-// waits until it can be done goes on waiting.
-func TestForsakenAfterItWasHandedBack(t *testing.T) {
+// not been. What is pinned without alternatives goes on waiting, and so does what a
+// human gave to an agent.
+func TestWidenAPinnedTask(t *testing.T) {
 	t.Parallel()
 	h := holder{"a", "1", 1}
 	again := func(terms string) *fleet.Event {
@@ -49,19 +56,22 @@ func TestForsakenAfterItWasHandedBack(t *testing.T) {
 	if e.Kind != fleet.KindReturned {
 		t.Fatalf("what is handed back is answered by %T", action)
 	}
-	n, _ := forsaken(e, settings{}, now0)
-	if n == nil || n.Kind != fleet.KindReroute || !slices.Equal(need(n).Only, []subjects.AgentID{"b"}) {
+	n := widen(e, settings{}, now0)
+	if n == nil || n.Kind != fleet.KindWidened || !slices.Equal(need(n).Only, []subjects.AgentID{"a", "b"}) {
 		t.Fatalf("its agent is gone, and the record is %+v", n)
 	}
-	if more, then := forsaken(n, settings{}, now0); more != nil {
-		t.Errorf("once more, and it is %s: %T", more.State, then)
+	if more := widen(n, settings{}, now0); more != nil {
+		t.Errorf("once more, and it is %s", more.Kind)
 	}
-	e, action = failed(again(`,"on_blocked":"wait"`), failure{code: subjects.CodeMCPUnhealthy}, settings{}, now0)
-	if e.Kind != fleet.KindReroute {
-		t.Fatalf("what is blocked is answered by %T", action)
+	if n := widen(testRecord(t, "y", `,"agent":"a","alternatives":["b"]`, now0), settings{}, now0); n == nil || n.Facts.Widened != 1 {
+		t.Errorf("before its first attempt, with its pin away, it is %+v", n)
 	}
-	if n, action := forsaken(e, settings{}, now0); n != nil {
-		t.Errorf("what waits for its agent is %s: %T", n.State, action)
+	if n := widen(testRecord(t, "z", `,"agent":"a"`, now0), settings{}, now0); n != nil {
+		t.Errorf("what waits for its pin alone is %s", n.Kind)
+	}
+	asked := resumed(e, &fleet.HumanAnswer{Verb: fleet.VerbReassign, AgentID: "a"}, nil, now0)
+	if n := widen(asked, settings{}, now0); n != nil {
+		t.Errorf("what a human gave to an agent is %s", n.Kind)
 	}
 }
 
@@ -81,7 +91,7 @@ func (o *outage) Write(ctx context.Context, r bus.Record) (uint64, error) {
 }
 
 // That a task goes to others is asked again where it could not be stored.
-func TestForsakenUntilItIsStored(t *testing.T) {
+func TestWidenedUntilItIsStored(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		srv := bustest.NewFake(t)
@@ -119,7 +129,7 @@ func TestForsakenUntilItIsStored(t *testing.T) {
 			t.Fatalf("it is stored: %+v, %v", v.ev, err)
 		}
 		time.Sleep(askAgainAfter + 5*time.Second)
-		if v, err := w.reread(t.Context(), "t"); err != nil || v.ev.Kind != fleet.KindReroute {
+		if v, err := w.reread(t.Context(), "t"); err != nil || v.ev.Kind != fleet.KindWidened {
 			t.Errorf("a while later it is %s, %v", v.ev.Kind, err)
 		}
 	})
@@ -131,8 +141,8 @@ func TestWhatStaysIsNotRead(t *testing.T) {
 	srv := bustest.New(t)
 	srv.Bus(t)
 	w, _ := serving(t, srv, "r1")
-	e := working(testRecord(t, "t", `,"agent":"a","alternatives":["b"]`, w.now()), holder{"a", "main", 1}, w.now())
-	e, _ = failed(e, failure{code: subjects.CodeAgentError}, settings{}, w.now())
+	e := working(testRecord(t, "t", `,"agent":"a"`, w.now()), holder{"a", "main", 1}, w.now())
+	e, _ = failed(e, failure{code: subjects.CodeAgentLost}, settings{}, w.now())
 	w.with(func(c *core, now time.Time) {
 		c.apply(e, 1, now)
 		c.settled = true
@@ -140,7 +150,7 @@ func TestWhatStaysIsNotRead(t *testing.T) {
 	})
 	cut, cancel := context.WithCancel(t.Context())
 	cancel()
-	if w.forsake(cut, stranded{"t"}); !w.state(func() bool { return w.core.settled }) {
-		t.Error("it is read, though it waits for its alternatives")
+	if w.widenTask(cut, orphaned{"t"}); !w.state(func() bool { return w.core.settled }) {
+		t.Error("it is read, though it waits for its pin")
 	}
 }
