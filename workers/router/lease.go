@@ -180,7 +180,8 @@ func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 	}
 	denied := make(map[subjects.TaskID]time.Time)
 	for _, held := range hb.Holding {
-		if c.holds(held.TaskID, holder{in.Agent, in.ID, hb.Epoch}) {
+		who := holder{in.Agent, in.ID, hb.Epoch}
+		if c.holds(held.TaskID, who) || c.isLostHere(held.TaskID, who) {
 			continue
 		}
 		since, ok := was[held.TaskID]
@@ -195,6 +196,13 @@ func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 	if len(denied) > 0 {
 		c.denied[key] = denied
 	}
+}
+
+// isLostHere reports whether the task waits since h was lost with it: h may go on
+// until another one has the task.
+func (c *core) isLostHere(task subjects.TaskID, h holder) bool {
+	hot := c.hot[c.x.find(task)]
+	return hot != nil && hot.ev.State == fleet.StateQueued && isLostHolder(hot.ev, h) && !plant.Bug("epoch_banned")
 }
 
 // mayHold is for how long an agent may hold a task that the record does not give

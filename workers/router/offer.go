@@ -330,7 +330,8 @@ func (w *Worker) isLost(id subjects.TaskID) bool {
 	return h != nil && h.lost != ""
 }
 
-// end applies decide, and recalls the task from whoever held it before.
+// end applies decide, and recalls the task from its holder. An agent that is lost is
+// not told: if it is heard again before another one has the task, it goes on.
 func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view) (*fleet.Event, error)) {
 	var before *fleet.Event
 	n, err := w.change(ctx, id, func(v *view) (*fleet.Event, error) {
@@ -346,7 +347,7 @@ func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view)
 		}
 		return
 	}
-	if before != nil && n != before && held(before) && !held(n) {
+	if before != nil && n != before && held(before) && !held(n) && n.Kind != fleet.KindLost {
 		code := subjects.CodeSuperseded
 		if n.Reason != nil {
 			code = n.Reason.Code
