@@ -112,7 +112,7 @@ func (t *growing) grow(e *fleet.Event) {
 		})
 	case fleet.KindAnswer:
 		t.end(&t.question, e.Time)
-	case fleet.KindRetry, fleet.KindReroute, fleet.KindReturned:
+	case fleet.KindRetry, fleet.KindReroute, fleet.KindReturned, fleet.KindLost:
 		t.ended(e)
 		if t.wait < 0 {
 			t.begin(&t.wait, span{kind: fleet.SpanWait, n: t.next(fleet.SpanWait), name: "wait for an agent", start: e.Time})
