@@ -87,7 +87,7 @@ func (b *Bus) guarded(m Msg, reader uint64, fn func(Msg)) {
 	if m.Reply == "" {
 		return
 	}
-	data, merr := json.Marshal(map[string]*subjects.Error{"error": wireError(err)})
+	data, merr := json.Marshal(map[string]*subjects.Error{"error": AsError(err)})
 	if merr == nil {
 		merr = m.Respond(data, nil)
 	}

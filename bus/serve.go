@@ -269,10 +269,13 @@ func (r *service) respond(m, reply *nats.Msg) {
 
 // refusal is the wire form of an error.
 func (r *service) refusal(subject string, err error) *nats.Msg {
-	e, ours := errors.AsType[*subjects.Error](err)
-	if !ours {
-		r.b.log.Error("endpoint failed", slog.String("subject", subject), slog.Any("error", err))
-		e = wireError(err)
+	e := AsError(err)
+	if _, ours := errors.AsType[*subjects.Error](err); !ours {
+		level := slog.LevelError
+		if e.Code == subjects.CodeUnavailable {
+			level = slog.LevelWarn // the store is away: the caller repeats
+		}
+		r.b.log.Log(context.Background(), level, "endpoint failed", slog.String("subject", subject), slog.Any("error", err))
 	}
 	if r.b.cfg.Refused != nil {
 		r.b.cfg.Refused(subject, e)
@@ -288,9 +291,13 @@ func (r *service) refusal(subject string, err error) *nats.Msg {
 	}}
 }
 
-// wireError is what a caller hears of an error that is not the contract's: a
-// bus that is away or full may be asked again.
-func wireError(err error) *subjects.Error {
+// AsError is what a caller hears of an error: one of the contract as it is, of a
+// bus that is away or full that it may be asked again, and of all else that it
+// is internal.
+func AsError(err error) *subjects.Error {
+	if e, ours := errors.AsType[*subjects.Error](err); ours {
+		return e
+	}
 	for _, again := range []error{ErrNoResponders, ErrTimeout, ErrFull, ErrClosed, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, again) {
 			e := subjects.Errorf(subjects.CodeUnavailable, "the fleet's store does not answer now").
