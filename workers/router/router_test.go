@@ -274,7 +274,7 @@ func (a *agent) beat() {
 	a.mu.Lock()
 	hb := fleet.Heartbeat{Epoch: a.epoch, ActiveTasks: len(a.holding)}
 	for id, n := range a.holding {
-		hb.Holding = append(hb.Holding, fleet.Holding{TaskID: id, Attempt: n})
+		hb.Holding = append(hb.Holding, fleet.Holding{TaskID: id, Attempt: n, OfferID: "offer-of-" + string(id)})
 	}
 	a.mu.Unlock()
 	_ = a.bus.Publish(subjects.Heartbeat(a.id, "main"), fleet.MustEncode(hb), nil)
