@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -138,6 +139,7 @@ type service struct {
 
 	subs     []*Subscription
 	handlers *pool.Pool
+	unsent   atomic.Int64 // replies that came after the connection was closed
 
 	mu    sync.Mutex
 	stats []micro.EndpointStats // guarded by mu, one per endpoint
@@ -262,35 +264,55 @@ func (r *service) respond(m, reply *nats.Msg) {
 		return
 	}
 	reply.Subject = m.Reply
-	if err := r.b.nc.PublishMsg(reply); err != nil {
-		r.b.log.Warn("reply not sent", slog.String("subject", m.Subject), slog.Any("error", mapError(err)))
+	err := mapError(r.b.nc.PublishMsg(reply))
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrClosed): // as of all that are in hand then: stop tells how many
+		r.unsent.Add(1)
+	default:
+		r.b.log.Warn("reply not sent", slog.String("subject", m.Subject), slog.Any("error", err))
 	}
 }
 
 // refusal is the wire form of an error.
 func (r *service) refusal(subject string, err error) *nats.Msg {
-	e, ours := errors.AsType[*subjects.Error](err)
-	if !ours {
-		r.b.log.Error("endpoint failed", slog.String("subject", subject), slog.Any("error", err))
-		e = wireError(err)
+	e := AsError(err)
+	if _, ours := errors.AsType[*subjects.Error](err); !ours {
+		level := slog.LevelError
+		if e.Code == subjects.CodeUnavailable {
+			level = slog.LevelWarn // the store is away: the caller repeats
+		}
+		r.b.log.Log(context.Background(), level, "endpoint failed", slog.String("subject", subject), slog.Any("error", err))
 	}
 	if r.b.cfg.Refused != nil {
 		r.b.cfg.Refused(subject, e)
 	}
+	data, h := Refusal(e)
+	return &nats.Msg{Data: data, Header: nats.Header(h)}
+}
+
+// Refusal is the answer to a request that is refused: {"error":{…}}, with the
+// headers Nats-Service-Error and Nats-Service-Error-Code.
+func Refusal(err error) ([]byte, Header) {
+	e := AsError(err)
 	data, merr := json.Marshal(map[string]*subjects.Error{"error": e})
 	if merr != nil {
 		data = []byte(`{"error":{"code":"internal","message":"an internal error"}}`)
 	}
 	_, _, _, status := subjects.CodeInfo(e.Code)
-	return &nats.Msg{Data: data, Header: nats.Header{
-		micro.ErrorHeader:     []string{reasonLine(string(e.Code) + ": " + e.Message)},
-		micro.ErrorCodeHeader: []string{strconv.Itoa(status)},
-	}}
+	return data, Header{
+		micro.ErrorHeader:     {reasonLine(string(e.Code) + ": " + e.Message)},
+		micro.ErrorCodeHeader: {strconv.Itoa(status)},
+	}
 }
 
-// wireError is what a caller hears of an error that is not the contract's: a
-// bus that is away or full may be asked again.
-func wireError(err error) *subjects.Error {
+// AsError is what a caller hears of an error: one of the contract as it is, of a
+// bus that is away or full that it may be asked again, and of all else that it
+// is internal.
+func AsError(err error) *subjects.Error {
+	if e, ours := errors.AsType[*subjects.Error](err); ours {
+		return e
+	}
 	for _, again := range []error{ErrNoResponders, ErrTimeout, ErrFull, ErrClosed, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, again) {
 			e := subjects.Errorf(subjects.CodeUnavailable, "the fleet's store does not answer now").
@@ -318,6 +340,9 @@ func (r *service) stop(abort context.CancelCauseFunc) {
 	draining.Wait()
 	r.handlers.Wait()
 	abort(nil)
+	if n := r.unsent.Load(); n > 0 {
+		r.b.log.Warn("replies not sent: the connection was closed", slog.String("service", r.cfg.Name), slog.Int64("count", n))
+	}
 }
 
 func (r *service) identity() micro.ServiceIdentity {

@@ -1,10 +1,12 @@
 package bus_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -225,5 +227,44 @@ func TestServicesTell(t *testing.T) {
 	}
 	if n := other.OtherServers(); n != 0 {
 		t.Errorf("there are %d other servers", n)
+	}
+}
+
+// TestRepliesAfterTheEnd: replies that can be sent to nobody any more are one log
+// line, however many calls were in hand.
+func TestRepliesAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	const calls = 50
+	s := bustest.New(t)
+	var log bytes.Buffer
+	cfg := s.Config()
+	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b, err := bus.Connect(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var begun sync.WaitGroup
+	begun.Add(calls)
+	release := make(chan struct{})
+	stop := serve(t, b, func(context.Context, bus.Msg) ([]byte, error) {
+		begun.Done()
+		<-release
+		return []byte("late"), nil
+	})
+	client := s.Connect(t)
+	for i := range calls {
+		c, err := client.Converse("fleet.api.bob.task.get", fmt.Appendf(nil, "%d", i), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	begun.Wait()
+	b.Close()
+	close(release)
+	stop()
+	lines := strings.Count(log.String(), "not sent")
+	if lines != 1 || !strings.Contains(log.String(), fmt.Sprintf("count=%d", calls)) {
+		t.Errorf("%d lines tell of replies that were not sent, want one that counts %d:\n%s", lines, calls, log.String())
 	}
 }

@@ -238,12 +238,12 @@ func taskEntries() []Entry {
 		{
 			Pattern: "fleet.offer.<agent>.<instance>", Message: "TASK_DISPATCH → HANDSHAKE_ACK or TASK_RESULT",
 			Writer: "router", Readers: "agent",
-			Description: "A request to take a task, to be answered within 2 s; by nobody who is older than the `epoch` that it names.",
+			Description: "A request to take a task, to be answered within 2 s; by nobody who is older than the `epoch` that it names. One that is not answered comes again, for the same attempt, under another `offer_id`.",
 		},
 		{
 			Pattern: "fleet.control.<agent>.<instance>", Message: "CONTROL → ControlReply",
 			Writer: "router", Readers: "agent",
-			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered.",
+			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered. A CANCEL with an `offer_id` ends only what was accepted by that offer, and by no later one.",
 		},
 		{
 			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",

@@ -77,10 +77,11 @@ func (h *Heartbeat) check(p *problems) {
 		return
 	}
 	for i := range h.Holding {
-		if e := &h.Holding[i]; !subjects.ValidToken(string(e.TaskID)) || e.Attempt < 0 {
+		if e := &h.Holding[i]; !subjects.ValidToken(string(e.TaskID)) || e.Attempt < 0 || e.OfferID != "" && !subjects.ValidToken(e.OfferID) {
 			at := index("/holding", i)
 			p.taskID(at+"/task_id", e.TaskID, true)
 			p.attempt(at+"/attempt", e.Attempt)
+			p.token(at+"/offer_id", "offer_id", e.OfferID, false)
 		}
 	}
 	p.health("/mcp_health", h.MCPHealth)

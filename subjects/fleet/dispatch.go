@@ -60,6 +60,7 @@ func (d *Dispatch) check(p *problems) {
 	p.agentID("/from", d.From, false)
 	p.attempt("/attempt", d.Attempt)
 	p.epoch("/epoch", d.Epoch)
+	p.token("/offer_id", "offer_id", d.OfferID, false)
 }
 
 func (d *Dispatch) metadata() *rawJSON {

@@ -94,7 +94,11 @@ func (w *Worker) newHeld(life context.Context, d *fleet.Dispatch) (context.Conte
 		id: d.Task.TaskID, attempt: d.Attempt,
 		limit:    cmp.Or(time.Duration(d.Task.TimeoutSeconds*float64(time.Second)), fleet.DefaultTimeout),
 		deadline: *d.Deadline, cancel: cancel,
+		offers:   map[string]bool{},
 		followed: make(chan struct{}), followUps: slices.Clone(d.Messages), questions: map[string]*open{}, answered: map[string]bool{},
+	}
+	if d.OfferID != "" {
+		h.offers[d.OfferID] = true
 	}
 	h.moved, h.move = context.WithCancel(context.Background())
 	l := link{w, h}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -65,10 +64,7 @@ func (w *Worker) service() bus.Service {
 				}
 				v, err := e.call(ctx, subjects.AgentID(vars[0]), m)
 				if err != nil {
-					if subjects.CodeOf(err) == subjects.CodeInternal {
-						w.log.Error("answer an API call", slog.String("subject", m.Subject), slog.Any("error", err))
-					}
-					return nil, subjects.AsError(err)
+					return nil, err
 				}
 				return fleet.Encode(v)
 			},

@@ -97,7 +97,8 @@ type (
 	recall struct {
 		to      instanceKey
 		task    subjects.TaskID
-		attempt int // it and all before it; the agent may have a later one by right
+		attempt int    // it and all before it; the agent may have a later one by right
+		offer   string // what it accepted by this offer alone; "": by whichever
 		why     subjects.Code
 		denied  bool // only if the record, read again, names another or nobody
 	}

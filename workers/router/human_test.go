@@ -166,11 +166,63 @@ func TestTwoHumansAtOnce(t *testing.T) {
 			t.Errorf("human %d: %v, want one winner, the others told who", i, err)
 		}
 	}
-	if _, err := resume(w, "escalation", fleet.TaskResume{TaskID: id, Verb: fleet.VerbCancel, AnswerID: fmt.Sprintf("n%d", won)}); err != nil {
+	if _, err := resume(w, "escalation", fleet.TaskResume{
+		TaskID: id, Verb: fleet.VerbCancel, By: fmt.Sprintf("human%d", won), AnswerID: fmt.Sprintf("n%d", won),
+	}); err != nil {
 		t.Errorf("the winner again = %v, want the same answer", err)
 	}
 	if got, want := kinds(w.events(id)), "queued working human outcome"; got != want {
 		t.Errorf("records = %s, want %s", got, want)
+	}
+}
+
+// TestAnswerComesAgain: an answer whose repeat comes only when its task waits for
+// a human again is the first one still; another with its id is refused.
+func TestAnswerComesAgain(t *testing.T) {
+	t.Parallel()
+	w, a, id := stuck(t, "")
+	answer := fleet.TaskResume{TaskID: id, Verb: fleet.VerbRetry, AnswerID: "n1"}
+	for _, duplicate := range []bool{false, true} {
+		v, err := resume(w, "operator", answer)
+		if err != nil || v.Duplicate != duplicate {
+			t.Fatalf("answer = duplicate %t, %v; want %t", v.Duplicate, err, duplicate)
+		}
+	}
+	a.offered()
+	if _, err := a.result(id, failed(subjects.CodeAgentError, true)); err != nil {
+		t.Fatal(err)
+	}
+	for _, seq := range []uint64{0, 3, w.view(id).Seq} {
+		answer.Seq = seq
+		if v, err := resume(w, "operator", answer); err != nil || !v.Duplicate || v.Await != fleet.AwaitHuman {
+			t.Errorf("the repeat for record %d = %+v, %v; want the first answer, and the task to wait", seq, v, err)
+		}
+	}
+	answer.Seq, answer.Verb = 0, fleet.VerbCancel
+	if _, err := resume(w, "operator", answer); subjects.CodeOf(err) != subjects.CodeIdempotencyConflict {
+		t.Errorf("another answer of that id = %v, want idempotency_conflict", err)
+	}
+	// Who answers what he saw before is told that it is over.
+	_, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Seq: 3, Verb: fleet.VerbRetry, AnswerID: "n2"})
+	if e := subjects.AsError(err); e == nil || e.Code != subjects.CodeLateResult || !strings.Contains(e.Message, "since its record 6") {
+		t.Errorf("an answer to the wait before = %v, want late_result that names the wait there is", err)
+	}
+	if got, want := kinds(w.events(id)), "queued working human resumed working human"; got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
+	// Of many answers the latest are remembered.
+	for i := range fleet.MaxDecisions + 2 {
+		if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbRetry, AnswerID: fmt.Sprintf("more%d", i)}); err != nil {
+			t.Fatal(err)
+		}
+		a.offered()
+		if _, err := a.result(id, failed(subjects.CodeAgentError, true)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events := w.events(id)
+	if n := len(events[len(events)-1].Facts.Decisions); n != fleet.MaxDecisions {
+		t.Errorf("%d answers are remembered, want %d", n, fleet.MaxDecisions)
 	}
 }
 

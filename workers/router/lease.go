@@ -190,7 +190,7 @@ func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 		}
 		denied[held.TaskID] = since
 		if now.Sub(since) >= c.mayHold(held) && c.ring.Owns(string(held.TaskID)) {
-			c.do(recall{key, held.TaskID, held.Attempt, subjects.CodeSuperseded, true})
+			c.do(recall{to: key, task: held.TaskID, attempt: held.Attempt, offer: held.OfferID, why: subjects.CodeSuperseded, denied: true})
 		}
 	}
 	if len(denied) > 0 {

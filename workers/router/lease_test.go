@@ -157,8 +157,21 @@ func TestWorkThatNoRecordNamesIsRecalled(t *testing.T) {
 	a.mu.Lock()
 	a.holding["ghost"] = 1
 	a.mu.Unlock()
-	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != "ghost" || c.Reason.Code != subjects.CodeSuperseded {
-		t.Errorf("told %+v", c)
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != "ghost" || c.OfferID != "offer-of-ghost" || c.Reason.Code != subjects.CodeSuperseded {
+		t.Errorf("told %+v, want a CANCEL of the offer that the heartbeat names", c)
+	}
+}
+
+// TestAcceptanceThatIsNoHandshake says which member of it is wrong.
+func TestAcceptanceThatIsNoHandshake(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	a.answers(func(fleet.Dispatch) any { return map[string]string{"accepted": "true"} })
+	id := w.send(dispatchJSON("x", `"agent":"a","escalate":"never"`))
+	v := w.outcome(id)
+	if v.State != fleet.StateError || !strings.Contains(v.Reason.Message, "/accepted") || strings.Contains(v.Reason.Message, "/status") {
+		t.Errorf("outcome = %s, %+v; want an error at /accepted", v.State, v.Reason)
 	}
 }
 
@@ -168,9 +181,12 @@ func TestAnOfferThatTimesOutIsRecalled(t *testing.T) {
 	a := w.join("a", nil)
 	a.answers(func(fleet.Dispatch) any { return nil })
 	id := w.send(dispatchJSON("x", ""))
-	a.offered()
-	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != id {
-		t.Errorf("told %+v", c)
+	first := a.offered()
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != id || first.OfferID == "" || c.OfferID != first.OfferID {
+		t.Errorf("told %+v, want a CANCEL of offer %q", c, first.OfferID)
+	}
+	if second := a.offered(); second.Attempt != first.Attempt || second.OfferID == "" || second.OfferID == first.OfferID {
+		t.Errorf("offer %q of attempt %d, then %q of attempt %d; want another offer of the same attempt", first.OfferID, first.Attempt, second.OfferID, second.Attempt)
 	}
 	if v := w.view(id); v.State != fleet.StateQueued || v.Attempt != 0 {
 		t.Errorf("view = %+v, want queued and no attempt counted", v)

@@ -115,15 +115,22 @@ func (w *Worker) report(m bus.Msg, pattern string, handle func(claim, subjects.T
 	case m.Reply == "":
 		w.log.Warn("refuse what an agent reports", about...)
 	default:
-		if subjects.CodeOf(err) == subjects.CodeInternal {
+		if bus.AsError(err).Code == subjects.CodeInternal {
 			w.log.Error("take in what an agent reports", about...)
 		}
-		w.respond(m, fleet.ErrorReply{Error: subjects.AsError(err)})
+		w.refuseReport(m, err)
 	}
 }
 
 func (w *Worker) respond(m bus.Msg, v any) {
 	if err := m.Respond(fleet.MustEncode(v), nil); err != nil {
+		w.log.Debug("answer an agent", slog.String("subject", m.Subject), slog.Any("error", err))
+	}
+}
+
+// refuseReport answers what an agent reports with an error.
+func (w *Worker) refuseReport(m bus.Msg, err error) {
+	if err := m.Respond(bus.Refusal(err)); err != nil {
 		w.log.Debug("answer an agent", slog.String("subject", m.Subject), slog.Any("error", err))
 	}
 }

@@ -288,7 +288,7 @@ func (a *agent) beat() {
 	}
 	hb := fleet.Heartbeat{Epoch: a.epoch, ActiveTasks: len(a.holding)}
 	for id, n := range a.holding {
-		hb.Holding = append(hb.Holding, fleet.Holding{TaskID: id, Attempt: n})
+		hb.Holding = append(hb.Holding, fleet.Holding{TaskID: id, Attempt: n, OfferID: "offer-of-" + string(id)})
 	}
 	a.mu.Unlock()
 	_ = a.bus.Publish(subjects.Heartbeat(a.id, a.inst), fleet.MustEncode(hb), nil)

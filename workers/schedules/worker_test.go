@@ -147,6 +147,15 @@ func TestByHand(t *testing.T) {
 			t.Errorf("begun %+v, want %s", got, second)
 		}
 		f.end(second)
+		// A repeat that comes when others have been begun since begins nothing.
+		now.RequestID = "one"
+		if again := must[schedule.RunNowReply](t, b, "ann", "run", now).ID; again != id {
+			t.Errorf("the first call once more is %s, want %s", again, id)
+		}
+		pass(time.Minute)
+		if v := must[schedule.View](t, b, "ann", "get", schedule.Ref{Name: "s"}); v.Begun != 2 || len(v.Waiting) != 0 || v.Last.ID != second {
+			t.Errorf("after the repeat: %+v, want two begun, %s the last", v.Record, second)
+		}
 
 		if v := must[schedule.View](t, b, "ann", "pause", schedule.Ref{Name: "s"}); v.State != schedule.Paused || v.Next != nil || v.Upcoming != nil {
 			t.Errorf("paused: %+v", v)
