@@ -220,12 +220,12 @@ func TestFourAtATime(t *testing.T) {
 		r.mu.Unlock()
 		select {
 		case <-four:
-		case <-time.After(5 * time.Second):
+		case <-time.After(time.Minute / 2):
 		}
 		return 200
 	})
 	other := newReceiver(t, always(200))
-	start(t, webhooks.Config{Bus: b, Endpoints: []webhooks.Endpoint{r.endpoint("human"), other.endpoint("other")}})
+	start(t, webhooks.Config{Bus: b, Timeout: time.Minute, Endpoints: []webhooks.Endpoint{r.endpoint("human"), other.endpoint("other")}})
 	for n := range 20 {
 		put(t, b, fleet.Delivery{DeliveryID: subjects.DeliveryID(fmt.Sprint("d", n)), Order: fmt.Sprint("t", n)})
 	}
