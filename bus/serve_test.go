@@ -137,40 +137,42 @@ func TestServeTimeout(t *testing.T) {
 // Handlers run beside each other, and stop waits for those in hand.
 func TestServeConcurrency(t *testing.T) {
 	t.Parallel()
-	s := bustest.New(t)
-	const n = 50
-	var all sync.WaitGroup
-	all.Add(n)
-	release := make(chan struct{})
-	stop := serve(t, s.Connect(t), func(context.Context, bus.Msg) ([]byte, error) {
-		all.Done()
-		<-release
-		return []byte("done"), nil
-	})
-	client := s.Connect(t)
-	var wg sync.WaitGroup
-	for range n {
-		wg.Go(func() {
-			if m, err := client.Request(t.Context(), "fleet.api.bob.task.get", nil, nil); err != nil || string(m.Data) != "done" {
-				t.Errorf("Request = %q, %v", m.Data, err)
-			}
+	synctest.Test(t, func(t *testing.T) {
+		s := bustest.NewFake(t)
+		const n = 50
+		var all sync.WaitGroup
+		all.Add(n)
+		release := make(chan struct{})
+		stop := serve(t, s.Connect(t), func(context.Context, bus.Msg) ([]byte, error) {
+			all.Done()
+			<-release
+			return []byte("done"), nil
 		})
-	}
-	all.Wait() // every request is in a handler at once
-	stopped := make(chan struct{})
-	go func() { stop(); close(stopped) }()
-	bustest.Eventually(t, "no new requests", func() bool {
-		_, err := client.Request(t.Context(), "$SRV.PING.fleet", nil, nil)
-		return errors.Is(err, bus.ErrNoResponders)
+		client := s.Connect(t)
+		var wg sync.WaitGroup
+		for range n {
+			wg.Go(func() {
+				if m, err := client.Request(t.Context(), "fleet.api.bob.task.get", nil, nil); err != nil || string(m.Data) != "done" {
+					t.Errorf("Request = %q, %v", m.Data, err)
+				}
+			})
+		}
+		all.Wait() // every request is in a handler at once
+		stopped := make(chan struct{})
+		go func() { stop(); close(stopped) }()
+		bustest.Eventually(t, "no new requests", func() bool {
+			_, err := client.Request(t.Context(), "$SRV.PING.fleet", nil, nil)
+			return errors.Is(err, bus.ErrNoResponders)
+		})
+		select {
+		case <-stopped:
+			t.Error("stop did not wait for the handlers")
+		default:
+		}
+		close(release)
+		wg.Wait()
+		<-stopped
 	})
-	select {
-	case <-stopped:
-		t.Error("stop did not wait for the handlers")
-	default:
-	}
-	close(release)
-	wg.Wait()
-	<-stopped
 }
 
 func TestServiceLives(t *testing.T) {

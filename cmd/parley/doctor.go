@@ -166,7 +166,7 @@ func (a *app) synced(ctx context.Context, b *bus.Bus, pages []*varz, unread erro
 	var d bus.Durability
 	err := bus.ErrNoResponders
 	for _, service := range []string{"fleet", "escalation", "webhooks", "registry"} {
-		try, cancel := context.WithTimeout(ctx, patience)
+		try, cancel := context.WithTimeout(ctx, 5*patience)
 		d, err = b.ServiceDurability(try, service)
 		cancel()
 		if err == nil {

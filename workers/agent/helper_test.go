@@ -58,7 +58,7 @@ func harness(fifo string) {
 	fmt.Fprintln(os.Stderr, "harness:", err)
 }
 
-const patience = 20 * time.Second
+const patience = bustest.Patience
 
 // router plays the fleet's side.
 type router struct {

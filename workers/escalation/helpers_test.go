@@ -242,7 +242,7 @@ func call[T any](w *world, verb string, req any) (T, error) {
 
 func callAs[T any](w *world, from subjects.AgentID, verb string, req any) (T, error) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), bustest.Patience)
 	defer cancel()
 	m, err := w.bus.Request(ctx, subjects.API(from, "escalation", verb), fleet.MustEncode(req), nil)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"parley/bus/bustest"
@@ -39,8 +40,7 @@ func resume(w *world, from subjects.AgentID, r fleet.TaskResume) (fleet.TaskView
 func TestHumanDecides(t *testing.T) {
 	t.Parallel()
 	done := fleet.Result{Status: fleet.StatusDone, TokensSpent: 5}
-	t.Run("retry", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "retry", func(t *testing.T) {
 		w, a, id := stuck(t, "")
 		if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbRetry}); err != nil {
 			t.Fatal(err)
@@ -56,8 +56,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("task = %+v, want it to wait for a human again", v)
 		}
 	})
-	t.Run("answer", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "answer", func(t *testing.T) {
 		w, a, id := stuck(t, "")
 		if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbAnswer, Text: "use port 81"}); err != nil {
 			t.Fatal(err)
@@ -72,8 +71,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("outcome = %s, %d tokens; want done, 15", v.State, v.TokensSpent)
 		}
 	})
-	t.Run("reassign", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "reassign", func(t *testing.T) {
 		w, _, id := stuck(t, "")
 		_, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbReassign, AgentID: "b"})
 		if e := subjects.AsError(err); err == nil || e.Code != subjects.CodeNotFound || e.Pointer != "/agent_id" {
@@ -92,8 +90,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("outcome = %s by %s, want done by b", v.State, v.AgentID)
 		}
 	})
-	t.Run("complete", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "complete", func(t *testing.T) {
 		w, _, id := stuck(t, `,"result_schema":{"type":"integer"}`)
 		r := fleet.TaskResume{TaskID: id, Verb: fleet.VerbComplete, By: "ann"}
 		r.Result = []byte(`{"status":"done","tokens_spent":0,"next_steps":[],"output":"no"}`)
@@ -117,8 +114,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("a late answer = %v, want late_result that names ann", err)
 		}
 	})
-	t.Run("cancel", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "cancel", func(t *testing.T) {
 		w, _, id := stuck(t, "")
 		if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbCancel, Text: "not wanted"}); err != nil {
 			t.Fatal(err)
@@ -127,8 +123,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("outcome = %+v, want canceled, with the reason", v.Reason)
 		}
 	})
-	t.Run("nobody else may", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "nobody else may", func(t *testing.T) {
 		w, _, id := stuck(t, "")
 		if _, err := resume(w, "boss", fleet.TaskResume{TaskID: id, Verb: fleet.VerbRetry}); subjects.CodeOf(err) != subjects.CodeForbidden {
 			t.Errorf("the task's owner = %v, want forbidden", err)
@@ -146,6 +141,11 @@ func TestHumanDecides(t *testing.T) {
 // one who did is the same answer.
 func TestTwoHumansAtOnce(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testTwoHumansAtOnce)
+}
+
+func testTwoHumansAtOnce(t *testing.T) {
+	t.Helper()
 	w, _, id := stuck(t, "")
 	var wg sync.WaitGroup
 	errs := make([]error, 8)
@@ -228,6 +228,11 @@ func TestAnswerComesAgain(t *testing.T) {
 
 func TestNoHumanAnswers(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testNoHumanAnswers)
+}
+
+func testNoHumanAnswers(t *testing.T) {
+	t.Helper()
 	w, _, id := stuck(t, `,"give_up_after":0.3`)
 	v := w.outcome(id)
 	if v.State != fleet.StateError || v.Reason.Code != subjects.CodeAgentError || !strings.Contains(v.Reason.Message, "no human answered") {
@@ -239,6 +244,11 @@ func TestNoHumanAnswers(t *testing.T) {
 // allow, and what was spent before counts.
 func TestBudgetNeedsAHuman(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testBudgetNeedsAHuman)
+}
+
+func testBudgetNeedsAHuman(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"escalate":"always","token_budget":15`))
@@ -263,6 +273,11 @@ func TestBudgetNeedsAHuman(t *testing.T) {
 // TestSpentLate: an attempt that timed out tells late what it spent.
 func TestSpentLate(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testSpentLate)
+}
+
+func testSpentLate(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"escalate":"always","max_retries":0,"agent":"a","timeout_seconds":0.2`))
@@ -292,6 +307,11 @@ func TestSpentLate(t *testing.T) {
 // the human was asked, unless it is the result.
 func TestInvalidWhileAHumanIsAsked(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testInvalidWhileAHumanIsAsked)
+}
+
+func testInvalidWhileAHumanIsAsked(t *testing.T) {
+	t.Helper()
 	w, a, id := stuck(t, `,"result_schema":{"type":"integer"}`)
 	before := w.events(id)[2]
 	_, err := a.result(id, fleet.Result{Attempt: 1, TokensSpent: 10, Output: []byte(`"no"`)})

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -13,6 +15,11 @@ import (
 
 func TestSilenceEndsTheLease(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testSilenceEndsTheLease)
+}
+
+func testSilenceEndsTheLease(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", ""))
@@ -38,6 +45,11 @@ func TestSilenceEndsTheLease(t *testing.T) {
 
 func TestAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAPastHolderCountsWhileNobodyTookOver)
+}
+
+func testAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	w.join("b", nil)
@@ -60,6 +72,11 @@ func TestAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
 // Whoever refuses a task has not taken it over.
 func TestAPastHolderCountsAfterARefusal(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAPastHolderCountsAfterARefusal)
+}
+
+func testAPastHolderCountsAfterARefusal(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"on_blocked":"wait"`))
@@ -88,11 +105,17 @@ func TestAPastHolderCountsAfterARefusal(t *testing.T) {
 
 func TestANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testANewerEpochEndsTheLeaseAtOnce)
+}
+
+func testANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"alternatives":["b"],"agent":"a"`))
 	a.offered()
 	a.stop()
+	<-time.After(time.Millisecond) // or its epoch is the same
 	again := w.join("a", nil)
 	if d := again.offered(); d.Task.TaskID != id || d.Attempt != 2 || !strings.Contains(d.Tried[0].Message, "restarted") {
 		t.Errorf("offer = %+v", d)
@@ -101,6 +124,11 @@ func TestANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
 
 func TestCancelReachesTheHolder(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testCancelReachesTheHolder)
+}
+
+func testCancelReachesTheHolder(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", ""))
@@ -127,6 +155,11 @@ func TestCancelReachesTheHolder(t *testing.T) {
 
 func TestAnotherRouterTakesOver(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAnotherRouterTakesOver)
+}
+
+func testAnotherRouterTakesOver(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	stop := w.router("second")
 	w.router("third")
@@ -152,6 +185,11 @@ func TestAnotherRouterTakesOver(t *testing.T) {
 
 func TestWorkThatNoRecordNamesIsRecalled(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testWorkThatNoRecordNamesIsRecalled)
+}
+
+func testWorkThatNoRecordNamesIsRecalled(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	a.mu.Lock()
@@ -177,6 +215,11 @@ func TestAcceptanceThatIsNoHandshake(t *testing.T) {
 
 func TestAnOfferThatTimesOutIsRecalled(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAnOfferThatTimesOutIsRecalled)
+}
+
+func testAnOfferThatTimesOutIsRecalled(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	a.answers(func(fleet.Dispatch) any { return nil })
@@ -200,6 +243,11 @@ func TestAnOfferThatTimesOutIsRecalled(t *testing.T) {
 // An offer names the process that it is meant for, whatever the dispatch says.
 func TestAnOfferNamesItsProcess(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAnOfferNamesItsProcess)
+}
+
+func testAnOfferNamesItsProcess(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(`{"epoch":9000000000000000000,"attempt":7,"task":{"agent":"a"},"brief":"x"}`)

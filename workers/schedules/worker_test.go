@@ -335,7 +335,7 @@ func TestPermissions(t *testing.T) {
 		subjects.Timer("ann", "s"), subjects.Tick("ann", "s"), subjects.Timer("eve", "s"), "$KV.FLEET_SCHEDULES.ann.s",
 		subjects.API("ann", "schedule", "create"), subjects.SchedulesHeartbeat("x"),
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 		_, err := eve.Request(ctx, subject, []byte(`{}`), nil)
 		cancel()
 		if !errors.Is(err, bus.ErrDenied) {
