@@ -9,6 +9,7 @@ func (a *Ack) check(p *problems) {
 	p.epoch("/epoch", a.Epoch)
 	p.between("/estimated_duration", a.EstimatedDuration, 0, maxTimeout)
 	p.between("/retry_after_seconds", a.RetryAfterSeconds, 0, maxTimeout)
+	p.word("/limit_tier", a.LimitTier)
 	p.reason("/reason", a.Reason)
 }
 

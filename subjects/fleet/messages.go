@@ -68,6 +68,12 @@ type Worker struct {
 	Unknown       Unknown             `json:",unknown"`
 }
 
+// Labels of a Worker that have a meaning of their own.
+const (
+	LabelAccount = "account" // the account with a model's provider that its limits hold for
+	LabelHost    = "host"    // the machine that it runs on
+)
+
 // Capabilities lists what an agent has.
 type Capabilities struct {
 	Tools      []string          `json:"tools"`
@@ -216,7 +222,10 @@ type Ack struct {
 	EstimatedDuration float64 `json:"estimated_duration,omitzero"` // seconds
 	Reason            *Reason `json:"reason,omitempty"`            // why not accepted
 	RetryAfterSeconds float64 `json:"retry_after_seconds,omitzero"`
-	Unknown           Unknown `json:",unknown"`
+	// ResetAt and LimitTier say more of a rate_limited: see ResultError.
+	ResetAt   *time.Time `json:"reset_at,omitempty"`
+	LimitTier string     `json:"limit_tier,omitempty"`
+	Unknown   Unknown    `json:",unknown"`
 }
 
 // Reason is a code with its sentence.
@@ -302,8 +311,12 @@ type ResultError struct {
 	Retryable         bool          `json:"retryable"`
 	RetryAfterSeconds float64       `json:"retry_after_seconds,omitzero"`
 	// HTTPStatus is what the model's API answered, when that is the reason.
-	HTTPStatus int     `json:"http_status,omitzero"`
-	Unknown    Unknown `json:",unknown"`
+	HTTPStatus int `json:"http_status,omitzero"`
+	// ResetAt is when a rate_limited ends, by the clock of whoever set the limit.
+	ResetAt *time.Time `json:"reset_at,omitempty"`
+	// LimitTier is the model tier that the limit holds for; absent: all tiers.
+	LimitTier string  `json:"limit_tier,omitempty"`
+	Unknown   Unknown `json:",unknown"`
 }
 
 // Control is what a router tells an instance. The reply is a ControlReply.

@@ -73,6 +73,7 @@ func (e *ResultError) check(p *problems) {
 	}
 	p.between("/error/retry_after_seconds", e.RetryAfterSeconds, 0, maxTimeout)
 	p.counted("/error/http_status", int64(e.HTTPStatus), 999)
+	p.word("/error/limit_tier", e.LimitTier)
 }
 
 // UnmarshalJSONFrom also takes a text for the whole error, its message: the
