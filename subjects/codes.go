@@ -40,6 +40,7 @@ var codes = [...]codeInfo{
 	{CodeCanceled, 37, 409, "The task was canceled.", "Dispatch again if it is still wanted."},
 	{CodeUnavailable, 38, 503, "The fleet cannot answer for the moment.", "Repeat after retry_after_seconds; the same task_id makes that safe."},
 	{CodeInternal, 39, 500, "A fault of the fleet itself.", "See the worker's log, and report it."},
+	{CodePermissionDenied, 40, 403, "The agent's tool was not allowed to make a call that the task needs.", "Allow the call in the tool's settings, or change the brief."},
 }
 
 // Codes returns every code, in the order of the protocol.

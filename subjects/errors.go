@@ -42,6 +42,7 @@ const (
 	CodeCanceled            Code = "canceled"
 	CodeUnavailable         Code = "unavailable"
 	CodeInternal            Code = "internal"
+	CodePermissionDenied    Code = "permission_denied"
 )
 
 // Error is what every door answers when it refuses: what was wrong, where, and

@@ -92,7 +92,8 @@ skills and its health; while its card cannot be got, no task is offered.`,
   parley agent run --id upper -- tr a-z A-Z
   parley agent run --id helper --driver a2a --card https://agent.example.org --auth bearer --auth-env HELPER_TOKEN
   parley agent run --id claude --model opus --tier opus --mcp .mcp.json --repo . \
-      --env 'ANTHROPIC_*' --usage claude -- claude -p --output-format stream-json --verbose`,
+      --env 'ANTHROPIC_*' --usage claude -- \
+      claude -p --permission-mode acceptEdits --output-format stream-json --verbose --include-partial-messages`,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runAgent(cmd.Context(), &f, args) },
 	}
 	f.bind(cmd.Flags())

@@ -229,10 +229,18 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 		return spent, tooLong()
 	}
 	res, err := ReadAnswer(text, d)
-	if err != nil {
+	switch {
+	case err == nil:
+	case rep.calls != nil && len(rep.calls.denied) > 0: // it says why it has no answer of that form
+		rep.calls.list(&spent)
+		return refusal(spent, rep.calls.blocked()), nil
+	default:
 		return spent, err
 	}
 	rep.fill(&res)
+	if rep.calls != nil {
+		rep.calls.mark(&res)
+	}
 	return res, nil
 }
 

@@ -39,6 +39,11 @@ var (
 
 // Read has a meter read what a command printed; exit is its status.
 func Read(u Usage, output string, exit error) (fleet.Result, error) {
+	return ReadFor(&fleet.Dispatch{}, u, output, exit)
+}
+
+// ReadFor is Read for the task of a dispatch.
+func ReadFor(d *fleet.Dispatch, u Usage, output string, exit error) (fleet.Result, error) {
 	m, err := newMeter(u)
 	if err != nil {
 		return fleet.Result{}, err
@@ -47,7 +52,7 @@ func Read(u Usage, output string, exit error) (fleet.Result, error) {
 	_, _ = l.Write([]byte(output))
 	_ = l.Close()
 	r := &ran{meter: m, answer: &head{}, last: &recent{max: lastLines}, end: ending{failed: exit, state: succeededState()}}
-	return r.conclude(&fleet.Dispatch{})
+	return r.conclude(d)
 }
 
 // Lines splits writes into lines of at most limit bytes.

@@ -56,6 +56,7 @@ type report struct {
 	answered bool   // there was one
 	fail     *Fail  // what the tool says went wrong
 	spent    *spent // nil: not told
+	calls    *callLog
 }
 
 // spent is the measured use of a model. What counts as a task's tokens_spent is

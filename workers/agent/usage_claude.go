@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"parley/subjects"
@@ -18,6 +19,7 @@ type claude struct {
 	session string
 	turns   map[string]claudeUsage // by message; each of its pieces says anew what it has spent
 	sum     claudeUsage            // of all turns so far
+	denials []claudeDenial         // told while the command ran
 }
 
 type claudeEvent struct {
@@ -35,6 +37,7 @@ type claudeEvent struct {
 	Turns      int64                  `json:"num_turns"`
 	Usage      claudeUsage            `json:"usage"`
 	Models     map[string]claudeModel `json:"modelUsage"`
+	Denials    []claudeDenial         `json:"permission_denials"`
 
 	// type system, subtype api_retry
 	Attempt     int    `json:"attempt"`
@@ -52,6 +55,14 @@ type claudeEvent struct {
 		} `json:"content"`
 		Usage claudeUsage `json:"usage"`
 	} `json:"message"`
+}
+
+// claudeDenial is a call that Claude Code did not allow: in a result, and as
+// system event permission_denied.
+type claudeDenial struct {
+	Tool  string         `json:"tool_name"`
+	ID    string         `json:"tool_use_id"`
+	Input map[string]any `json:"tool_input"`
 }
 
 type claudeUsage struct {
@@ -92,13 +103,16 @@ func (c *claude) line(b []byte, cut bool) (note string, tokens int64) {
 
 func (c *claude) event(raw []byte) (note string) {
 	var kind struct {
-		Type string `json:"type"`
+		Type    string `json:"type"`
+		Subtype string `json:"subtype"`
 	}
 	if json.Unmarshal(raw, &kind) != nil {
 		return ""
 	}
-	switch kind.Type {
-	case "result", "assistant", "system":
+	switch {
+	case kind.Type == "system" && kind.Subtype == "permission_denied":
+		return c.denial(raw)
+	case kind.Type == "result", kind.Type == "assistant", kind.Type == "system":
 	default:
 		return "" // the shape of other events is none of ours
 	}
@@ -128,6 +142,35 @@ func (c *claude) event(raw []byte) (note string) {
 	return note
 }
 
+// denial takes in the event of a call that was not allowed.
+func (c *claude) denial(raw []byte) (note string) {
+	var d claudeDenial
+	if json.Unmarshal(raw, &d) != nil {
+		return ""
+	}
+	c.denials = append(c.denials, d)
+	return "was not allowed to use " + d.Tool
+}
+
+// calls are those that were not allowed: all that the result names, and what
+// was told before of others. Headless, there is nobody whom Claude Code could
+// ask; it does not say whether a rule or that was the reason.
+func (c *claude) calls() *callLog {
+	log := new(callLog)
+	named := map[string]bool{}
+	all := c.denials
+	if c.result != nil {
+		all = slices.Concat(c.result.Denials, all)
+	}
+	for _, d := range all {
+		if d.ID == "" || !named[d.ID] {
+			named[d.ID] = true
+			log.deny(toolCall{Kind: d.Tool, Title: titleOf(d.Input)})
+		}
+	}
+	return log
+}
+
 // turn counts what a message has spent.
 func (c *claude) turn(id string, u claudeUsage) {
 	c.sum.add(u, 1)
@@ -151,9 +194,9 @@ func (u *claudeUsage) spent() *spent {
 func (c *claude) report() report {
 	e := c.result
 	if e == nil {
-		return report{spent: c.unfinished()}
+		return report{spent: c.unfinished(), calls: c.calls()}
 	}
-	r := report{text: e.Result, answered: e.Subtype == "success", spent: e.spent()}
+	r := report{text: e.Result, answered: e.Subtype == "success", spent: e.spent(), calls: c.calls()}
 	if s := string(e.Structured); s != "" && s != "null" {
 		r.text = s
 	}
