@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -230,6 +231,7 @@ func (a *app) execDriver(f *agentFlags, command []string) (agent.Handler, error)
 	e, err := agent.NewExec(agent.ExecConfig{
 		Command: command, Dir: dir, Env: a.environ, Allow: f.env, Set: f.set,
 		Usage: agent.Usage(f.usage), KillAfter: f.killAfter, Stall: f.stall,
+		StateDir: filepath.Join(a.conf.Data, "tool-sessions"),
 	})
 	if err != nil {
 		return nil, usage("%w", err).next("parley agent run --help")

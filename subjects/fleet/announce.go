@@ -77,10 +77,11 @@ func (h *Heartbeat) check(p *problems) {
 		return
 	}
 	for i := range h.Holding {
-		if e := &h.Holding[i]; !subjects.ValidToken(string(e.TaskID)) || e.Attempt < 0 {
+		if e := &h.Holding[i]; !subjects.ValidToken(string(e.TaskID)) || e.Attempt < 0 || e.TokensSpent < 0 || e.TokensSpent > maxCount {
 			at := index("/holding", i)
 			p.taskID(at+"/task_id", e.TaskID, true)
 			p.attempt(at+"/attempt", e.Attempt)
+			p.counted(at+"/tokens_spent", e.TokensSpent, maxCount)
 		}
 	}
 	p.health("/mcp_health", h.MCPHealth)

@@ -59,6 +59,7 @@ func (d *Dispatch) check(p *problems) {
 	p.agentID("/from", d.From, false)
 	p.attempt("/attempt", d.Attempt)
 	p.epoch("/epoch", d.Epoch)
+	p.counted("/tokens_left", d.TokensLeft, maxCount)
 }
 
 func (d *Dispatch) metadata() *rawJSON {

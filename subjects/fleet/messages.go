@@ -128,6 +128,8 @@ type Heartbeat struct {
 type Holding struct {
 	TaskID  subjects.TaskID `json:"task_id"`
 	Attempt int             `json:"attempt"`
+	// TokensSpent is what the attempt has spent so far, as far as it is known.
+	TokensSpent int64 `json:"tokens_spent,omitzero"`
 }
 
 // Dispatch is TASK_DISPATCH: a task and its terms. An offer is the same message
@@ -146,6 +148,9 @@ type Dispatch struct {
 	Epoch   int64            `json:"epoch,omitzero"`   // added, offers only: of the instance that is meant; an older one is silent
 	Context json.RawMessage  `json:"context,omitzero"` // added, offers only: the session's context
 	Tried   []Tried          `json:"tried,omitempty"`  // added, offers only: what was tried before
+	// TokensLeft is added, in offers only: what the attempt may spend of the
+	// token budgets of its task, session and run; absent: there are none.
+	TokensLeft int64 `json:"tokens_left,omitzero"`
 	// Messages are added, in offers only: the follow-ups so far.
 	Messages []Message    `json:"messages,omitempty"`
 	Human    *HumanAnswer `json:"human,omitempty"` // added, offers only: what a human said who was asked

@@ -29,7 +29,7 @@ var _ Bus = (*bus.Bus)(nil)
 
 // Handler does the work of a task. It must return soon after ctx is canceled;
 // context.Cause(ctx) says why it was: ErrCanceled, ErrSuperseded, ErrTimeout,
-// ErrDeadline or ErrStopping.
+// ErrDeadline, ErrBudget or ErrStopping.
 //
 // The harness fills whatever identifies the result, and StatusDone when Status
 // is empty. A handler that returns an error has failed: with *Fail it chooses

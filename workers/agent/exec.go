@@ -41,10 +41,16 @@ type ExecConfig struct {
 	KillAfter time.Duration // absent 5 s
 	Stall     time.Duration // without any output for so long it is given up; absent never
 	TempDir   string        // where its contract is kept; absent Env's TMPDIR, or /tmp
+	// StateDir is where the totals of the tool's sessions are kept, so that a
+	// session that is resumed later is not counted twice; "" in memory only.
+	StateDir string
 }
 
 // Exec is the handler that runs a command per task.
-type Exec struct{ cfg ExecConfig }
+type Exec struct {
+	cfg    ExecConfig
+	totals *totals
+}
 
 var _ Handler = (*Exec)(nil)
 
@@ -68,7 +74,7 @@ func NewExec(c ExecConfig) (*Exec, error) {
 	if len(c.Command) == 0 || c.Command[0] == "" {
 		return nil, errors.New("agent: ExecConfig.Command is empty")
 	}
-	if _, err := newMeter(c.Usage); err != nil {
+	if _, err := newMeter(c.Usage, nil); err != nil {
 		return nil, err
 	}
 	if c.KillAfter < 0 || c.Stall < 0 {
@@ -82,7 +88,7 @@ func NewExec(c ExecConfig) (*Exec, error) {
 	c.KillAfter = cmp.Or(c.KillAfter, defaultKillAfter)
 	tmp, _ := lookEnv(c.Env, "TMPDIR")
 	c.TempDir = cmp.Or(c.TempDir, tmp, "/tmp")
-	return &Exec{c}, nil
+	return &Exec{cfg: c, totals: newTotals(c.StateDir)}, nil
 }
 
 // Handle runs the command for one task.
@@ -109,8 +115,8 @@ func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
 
 // run runs the command and collects what there is to know of it.
 func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) {
-	r := &ran{answer: &head{max: fleet.MaxMessage}, last: &recent{max: lastLines}, stall: e.cfg.Stall}
-	r.meter, _ = newMeter(e.cfg.Usage)
+	r := &ran{totals: e.totals, answer: &head{max: fleet.MaxMessage}, last: &recent{max: lastLines}, stall: e.cfg.Stall}
+	r.meter, _ = newMeter(e.cfg.Usage, e.totals)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	alive := func() {}
@@ -123,8 +129,12 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 	var stdout io.Writer = r.answer
 	if r.meter != nil {
 		stdout = &lines{max: maxLine, each: func(line []byte, cut bool) {
-			if note, tokens := r.meter.line(line, cut); note != "" || tokens > 0 {
+			note, tokens := r.meter.line(line, cut)
+			if note != "" || tokens > 0 {
 				t.Progress(note, -1, tokens)
+			}
+			if b := t.budget(); b > 0 && tokens > b {
+				cancel(ErrBudget)
 			}
 		}}
 	}
@@ -184,6 +194,7 @@ type ran struct {
 	stall  time.Duration
 	answer *head // stdout, unless meter reads it
 	meter  meter // nil: none
+	totals *totals
 	last   *recent
 }
 
@@ -193,9 +204,15 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 	var rep report
 	if r.meter != nil {
 		rep = r.meter.report()
+		total := rep.spent
+		rep.spent = r.totals.since(total)
+		_ = r.totals.keep(total) // at worst the next attempt counts it once more
 		rep.fill(&spent)
 	}
-	if r.end.stopped && !errors.Is(r.cause, errTooLong) {
+	exit := r.end.err()
+	if errors.Is(r.cause, ErrBudget) && rep.answered && rep.fail == nil {
+		exit = nil // it was over before it was stopped
+	} else if r.end.stopped && !errors.Is(r.cause, errTooLong) {
 		if errors.Is(r.cause, errStall) {
 			return spent, &Fail{
 				Code: subjects.CodeAgentTimeout, Retryable: true, Err: errStall,
@@ -214,7 +231,7 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 	if r.meter != nil {
 		text = rep.text
 	}
-	if err := r.end.err(); err != nil {
+	if err := exit; err != nil {
 		// An agent that knows why it fails may say so, and exit as it likes.
 		if own, ok := fleet.FindResult(text); ok && (own.Status == fleet.StatusBlocked || own.Status == fleet.StatusError) {
 			rep.fill(own)

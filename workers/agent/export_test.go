@@ -44,14 +44,15 @@ func Read(u Usage, output string, exit error) (fleet.Result, error) {
 
 // ReadFor is Read for the task of a dispatch.
 func ReadFor(d *fleet.Dispatch, u Usage, output string, exit error) (fleet.Result, error) {
-	m, err := newMeter(u)
+	past := newTotals("")
+	m, err := newMeter(u, past)
 	if err != nil {
 		return fleet.Result{}, err
 	}
 	l := &lines{max: maxLine, each: func(b []byte, cut bool) { m.line(b, cut) }}
 	_, _ = l.Write([]byte(output))
 	_ = l.Close()
-	r := &ran{meter: m, answer: &head{}, last: &recent{max: lastLines}, end: ending{failed: exit, state: succeededState()}}
+	r := &ran{meter: m, totals: past, answer: &head{}, last: &recent{max: lastLines}, end: ending{failed: exit, state: succeededState()}}
 	return r.conclude(d)
 }
 

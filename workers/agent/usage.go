@@ -38,14 +38,15 @@ type meter interface {
 	report() report
 }
 
-func newMeter(u Usage) (meter, error) {
+// newMeter makes the meter of u; past knows the sessions that commands resume.
+func newMeter(u Usage, past *totals) (meter, error) {
 	switch u {
 	case UsageNone:
 		return nil, nil
 	case UsageClaude:
-		return &claude{turns: map[string]claudeUsage{}}, nil
+		return &claude{turns: map[string]claudeUsage{}, current: map[string]string{}}, nil
 	case UsageCodex:
-		return &codex{}, nil
+		return &codex{past: past}, nil
 	}
 	return nil, fmt.Errorf("agent: unknown usage %q, want claude or codex", string(u))
 }
@@ -72,6 +73,8 @@ type spent struct {
 	CacheRead     int64   `json:"cache_read_tokens"`
 	CostUSD       float64 `json:"cost_usd,omitzero"`
 	Turns         int64   `json:"turns,omitzero"`
+
+	cumulative bool // since the session began, not since the command did
 }
 
 func (s *spent) tokens() int64 { return s.Input + s.Output + s.CacheCreation }

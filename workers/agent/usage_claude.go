@@ -19,6 +19,7 @@ type claude struct {
 	session string
 	turns   map[string]claudeUsage // by message; each of its pieces says anew what it has spent
 	sum     claudeUsage            // of all turns so far
+	current map[string]string      // ids of the messages under way, by whose sub-agent's they are
 	denials []claudeDenial         // told while the command ran
 }
 
@@ -112,6 +113,9 @@ func (c *claude) event(raw []byte) (note string) {
 	switch {
 	case kind.Type == "system" && kind.Subtype == "permission_denied":
 		return c.denial(raw)
+	case kind.Type == "stream_event":
+		c.partial(raw)
+		return ""
 	case kind.Type == "result", kind.Type == "assistant", kind.Type == "system":
 	default:
 		return "" // the shape of other events is none of ours
@@ -171,12 +175,48 @@ func (c *claude) calls() *callLog {
 	return log
 }
 
-// turn counts what a message has spent.
+// turn counts what a message has spent. The figures of a message only grow: an
+// assistant event repeats those that the message began with.
 func (c *claude) turn(id string, u claudeUsage) {
-	c.sum.add(u, 1)
 	if id != "" {
-		c.sum.add(c.turns[id], -1)
+		was := c.turns[id]
+		u = claudeUsage{
+			Input: max(u.Input, was.Input), Output: max(u.Output, was.Output),
+			CacheCreation: max(u.CacheCreation, was.CacheCreation), CacheRead: max(u.CacheRead, was.CacheRead),
+		}
+		c.sum.add(was, -1)
 		c.turns[id] = u
+	}
+	c.sum.add(u, 1)
+}
+
+// partial takes in a stream_event (--include-partial-messages): what a message
+// has spent by its end, which no assistant event says.
+func (c *claude) partial(raw []byte) {
+	var e struct {
+		Session string `json:"session_id"`
+		Parent  string `json:"parent_tool_use_id"` // of a sub-agent's message
+		Event   struct {
+			Type    string `json:"type"`
+			Message struct {
+				ID    string      `json:"id"`
+				Usage claudeUsage `json:"usage"`
+			} `json:"message"` // of message_start
+			Usage claudeUsage `json:"usage"` // of message_delta
+		} `json:"event"`
+	}
+	if json.Unmarshal(raw, &e) != nil {
+		return
+	}
+	switch e.Event.Type {
+	case "message_start":
+		c.session = cmp.Or(e.Session, c.session)
+		c.current[e.Parent] = e.Event.Message.ID
+		c.turn(e.Event.Message.ID, e.Event.Message.Usage)
+	case "message_delta":
+		if id := c.current[e.Parent]; id != "" {
+			c.turn(id, e.Event.Usage)
+		}
 	}
 }
 
@@ -217,13 +257,15 @@ func (c *claude) unfinished() *spent {
 	return s
 }
 
-// spent adds up all models: usage is of the main loop only.
+// spent adds up all models: usage is of the main loop only. Of a session that
+// was resumed, the models' use and the cost are of the whole session.
 func (e *claudeEvent) spent() *spent {
 	s := &spent{Tool: "claude"}
 	if len(e.Models) == 0 {
 		s = e.Usage.spent()
 	}
 	s.Session, s.CostUSD, s.Turns = e.Session, e.Cost, e.Turns
+	s.cumulative = len(e.Models) > 0
 	for _, m := range e.Models {
 		s.Input += m.Input
 		s.Output += m.Output

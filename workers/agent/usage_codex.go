@@ -23,6 +23,7 @@ type codex struct {
 	warned    string // the last error event
 	usage     *codexUsage
 	calls     callLog
+	past      *totals
 }
 
 // codexUsage is cumulative over the thread. Input includes what was cached.
@@ -70,7 +71,7 @@ func (c *codex) line(b []byte, cut bool) (note string, tokens int64) {
 		return c.item(&e), 0
 	case "turn.completed":
 		c.completed, c.failed, c.usage = true, "", e.Usage
-		return "", c.spent().tokens()
+		return "", c.past.since(c.spent()).tokens()
 	case "turn.failed":
 		c.failed = cmp.Or(e.Error.Message, c.warned, "the turn failed")
 	case "error":
@@ -141,7 +142,7 @@ func (c *codex) spent() *spent {
 	}
 	u := c.usage
 	return &spent{
-		Tool: "codex", Session: c.thread,
+		Tool: "codex", Session: c.thread, cumulative: true,
 		Input:         max(u.Input-u.Cached-u.CacheWrite, 0),
 		CacheCreation: u.CacheWrite, CacheRead: u.Cached, Output: u.Output,
 	}

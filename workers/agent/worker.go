@@ -239,6 +239,9 @@ func (w *Worker) do(ctx, life context.Context, h *held) {
 	defer stop()
 	res, err := w.call(ctx, h.task)
 	h.pace.close()
+	if res.TokensSpent == 0 { // it has said it while it worked
+		res.TokensSpent = h.spent.Load()
+	}
 	out, send := verdict(ctx, res, err)
 	cause := context.Cause(ctx)
 	h.cancel(errGone)

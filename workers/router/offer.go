@@ -58,7 +58,7 @@ func (w *Worker) shake(ctx context.Context, o offer) (answered bool, err error) 
 	if barred, err := w.barred(ctx, cur); barred || err != nil {
 		return false, err
 	}
-	payload := offerPayload(cur.ev, dispatch, o.epoch, w.sessionContext(ctx, cur))
+	payload := offerPayload(cur.ev, dispatch, o.epoch, w.tokensLeft(&cur.ev.Facts), w.sessionContext(ctx, cur))
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
 	defer cancel()
@@ -101,7 +101,7 @@ func (w *Worker) barred(ctx context.Context, cur *view) (bool, error) {
 
 // offerPayload is the stored dispatch with what only an offer carries put in
 // front; the rest is passed on as it came.
-func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch int64, s SessionContext) []byte {
+func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch, tokensLeft int64, s SessionContext) []byte {
 	head := struct {
 		From    subjects.AgentID `json:"from"`
 		Attempt int              `json:"attempt"`
@@ -110,12 +110,14 @@ func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch int64, s Sess
 		Context json.RawMessage  `json:"context,omitzero"`
 		Token   string           `json:"session_token,omitempty"`
 
+		TokensLeft int64 `json:"tokens_left,omitzero"`
+
 		Messages []fleet.Message `json:"messages,omitempty"`
 
 		Human *fleet.HumanAnswer `json:"human,omitempty"`
 	}{
 		From: ev.Facts.From, Attempt: ev.Attempt + 1, Epoch: epoch, Tried: tried(ev), Messages: ev.Facts.Messages, Human: ev.Facts.Human,
-		Context: s.Context, Token: s.Token,
+		Context: s.Context, Token: s.Token, TokensLeft: tokensLeft,
 	}
 	b := fleet.MustEncode(head)
 	b[len(b)-1] = ','
