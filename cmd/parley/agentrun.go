@@ -27,7 +27,7 @@ const spare = 20 * time.Second
 // agentFlags are the flags of agent run.
 type agentFlags struct {
 	id, instance, driver         string
-	model, tier, kind            string
+	model, tier, kind, account   string
 	tiers, tools, env, set       []string
 	labels                       map[string]string
 	window                       int64
@@ -53,6 +53,7 @@ func (f *agentFlags) bind(fs *pflag.FlagSet) {
 	fs.StringVar(&f.kind, "type", "", "agent type: virtual or registered")
 	fs.StringSliceVar(&f.tools, "tools", nil, "tools that it has: what a task may require as a capability")
 	fs.StringToStringVarP(&f.labels, "label", "l", nil, "labels, as k=v")
+	fs.StringVar(&f.account, "account", "", "account that the limits of its model hold for (default: the login of --usage claude or codex)")
 	fs.IntVar(&f.parallel, "max-parallel", 1, "tasks at once")
 	fs.IntVar(&f.messages, "max-messages", 1, "messages of other agents at once, beside the tasks")
 	fs.BoolVar(&f.noMesh, "no-mesh", false, "take no messages of other agents")
@@ -136,7 +137,7 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	cfg := agent.Config{
 		ID: id, Instance: subjects.InstanceID(f.instance),
 		Model: f.model, ModelTier: f.tier, Tiers: f.tiers, ContextWindow: f.window, AgentType: f.kind,
-		Tools: f.tools, Labels: f.labels, MaxParallel: f.parallel,
+		Tools: f.tools, Labels: a.agentLabels(f), MaxParallel: f.parallel, HoldLimits: f.driver == "" || f.driver == "exec",
 		Heartbeat: f.heartbeat, Grace: time.Duration(a.conf.Grace), Repo: f.repo, Env: a.environ,
 		Log: log, Handler: handler, Watch: watch, MaxMessages: f.messages,
 		MCP: agent.MCPConfig{Interval: f.mcpInterval, Timeout: f.mcpTimeout},

@@ -70,6 +70,12 @@ type Config struct {
 	// agent that is busy, which costs their tasks nothing. nil: all of them.
 	Only func(offer *fleet.Dispatch) bool
 
+	// HoldLimits has offers refused as rate_limited, with the time of the reset,
+	// while a limit holds that the Handler has met (a *Fail of that code, with
+	// ResetAt or RetryAfter), instead of starting what would meet it again. A task
+	// that is done ends the limit.
+	HoldLimits bool
+
 	Repo  string    // a git work tree, "" for none
 	MCP   MCPConfig // the MCP servers of the agent
 	Spool string    // directory for results not yet handed in, one per instance; "" for none

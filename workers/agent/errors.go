@@ -38,8 +38,10 @@ type Fail struct { //nolint:errname // it reads as what it is: return &agent.Fai
 	Message    string
 	Retryable  bool
 	RetryAfter time.Duration
-	HTTPStatus int   // of the model's API, when that is the reason
-	Err        error // the cause, for the log; Message is its text when absent
+	HTTPStatus int       // of the model's API, when that is the reason
+	ResetAt    time.Time // when a rate_limited ends, by the clock of whoever set the limit; or RetryAfter says it
+	LimitTier  string    // the model tier that a rate_limited holds for; absent all
+	Err        error     // the cause, for the log; Message is its text when absent
 }
 
 // Error gives code and message.
@@ -113,7 +115,10 @@ func failed(r fleet.Result, code subjects.Code, f *Fail) fleet.Result {
 	r.BlockedReason = nil
 	r.Error = &fleet.ResultError{
 		Code: code, Message: clip(f.message(), maxMessage), Retryable: f.Retryable,
-		RetryAfterSeconds: f.RetryAfter.Seconds(), HTTPStatus: f.HTTPStatus,
+		RetryAfterSeconds: f.RetryAfter.Seconds(), HTTPStatus: f.HTTPStatus, LimitTier: f.LimitTier,
+	}
+	if !f.ResetAt.IsZero() {
+		r.Error.ResetAt = &f.ResetAt
 	}
 	return r
 }

@@ -58,7 +58,9 @@ const (
 	defaultKillAfter = 5 * time.Second
 	maxLine          = 8 << 20 // bytes of a line of stdout that a Usage reads
 	maxStderrLine    = 4 << 10
-	lastLines        = 10 // of stderr, in the message of a failure
+	lastLines        = 10      // of stderr, in the message of a failure
+	limitLines       = 50      // of stderr that may follow the one that says that a limit is met
+	maxLimitText     = 4 << 10 // bytes at the end of an answer that are searched for a limit
 )
 
 // Why a command was stopped, beside what ends its task.
@@ -115,7 +117,7 @@ func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
 
 // run runs the command and collects what there is to know of it.
 func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) {
-	r := &ran{totals: e.totals, answer: &head{max: fleet.MaxMessage}, last: &recent{max: lastLines}, stall: e.cfg.Stall}
+	r := &ran{totals: e.totals, answer: &head{max: fleet.MaxMessage}, last: &recent{max: lastLines}, limits: &recent{max: lastLines}, stall: e.cfg.Stall}
 	r.meter, _ = newMeter(e.cfg.Usage, e.totals)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -127,6 +129,7 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 	}
 	r.answer.over = func() { cancel(errTooLong) }
 	var stdout io.Writer = r.answer
+	sinceLimit := 0
 	if r.meter != nil {
 		stdout = &lines{max: maxLine, each: func(line []byte, cut bool) {
 			note, tokens := r.meter.line(line, cut)
@@ -146,6 +149,12 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 		stderr: &watched{&lines{max: maxStderrLine, each: func(line []byte, _ bool) {
 			s := strings.ToValidUTF8(string(line), "\uFFFD")
 			r.last.add(s)
+			if sinceLimit++; isLimit(s) {
+				sinceLimit = 0
+				r.limits.add(s)
+			} else if sinceLimit > limitLines { // it was met, and overcome
+				r.limits.clear()
+			}
 			t.Progress(s, -1, 0)
 		}}, alive},
 	})
@@ -196,6 +205,7 @@ type ran struct {
 	meter  meter // nil: none
 	totals *totals
 	last   *recent
+	limits *recent // lines of stderr that say that a limit is met
 }
 
 // conclude turns what a command did into what a handler returns.
@@ -203,7 +213,7 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 	var spent fleet.Result
 	var rep report
 	if r.meter != nil {
-		rep = r.meter.report()
+		rep = r.meter.report(time.Now())
 		total := rep.spent
 		rep.spent = r.totals.since(total)
 		_ = r.totals.keep(total) // at worst the next attempt counts it once more
@@ -237,7 +247,11 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 			rep.fill(own)
 			return *own, nil
 		}
-		return spent, &Fail{Retryable: true, Err: err, Message: r.tell(err.Error())}
+		f := &Fail{Retryable: true, Err: err, Message: r.tell(err.Error())}
+		if said := r.limits.String() + "\n" + text[max(0, len(text)-maxLimitText):]; isLimit(said) {
+			f.limited(readLimit(said, time.Now()))
+		}
+		return spent, f
 	}
 	if r.meter != nil && !rep.answered {
 		return spent, &Fail{Retryable: true, Message: r.tell("the command ended without a result")}

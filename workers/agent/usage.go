@@ -3,8 +3,8 @@ package agent
 import (
 	"fmt"
 	"strings"
+	"time"
 
-	"parley/subjects"
 	"parley/subjects/fleet"
 )
 
@@ -35,7 +35,7 @@ type meter interface {
 	// line reads a line; cut says that its end is missing. note is worth
 	// telling as progress, tokens is what was spent so far, 0 when not known.
 	line(b []byte, cut bool) (note string, tokens int64)
-	report() report
+	report(now time.Time) report
 }
 
 // newMeter makes the meter of u; past knows the sessions that commands resume.
@@ -97,12 +97,12 @@ func (r report) fill(res *fleet.Result) {
 }
 
 // apiFailure is the failure of a model's API by its HTTP status, 0 when there
-// was none.
-func apiFailure(status int, message string) *Fail {
+// was none, told at now.
+func apiFailure(status int, message string, now time.Time) *Fail {
 	f := &Fail{Message: message, HTTPStatus: status}
 	switch {
-	case status == 429:
-		f.Code, f.Retryable = subjects.CodeRateLimited, true
+	case status == 429, status == 529, status == 0 && isLimit(message):
+		f.limited(readLimit(message, now))
 	case status == 0, status == 408, status >= 500:
 		f.Retryable = true // not the task's fault: later, or elsewhere
 	}

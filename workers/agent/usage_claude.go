@@ -5,8 +5,11 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"parley/subjects"
 )
@@ -21,6 +24,7 @@ type claude struct {
 	sum     claudeUsage            // of all turns so far
 	current map[string]string      // ids of the messages under way, by whose sub-agent's they are
 	denials []claudeDenial         // told while the command ran
+	limit   *limit                 // told while the command ran; nil: none holds
 }
 
 type claudeEvent struct {
@@ -115,6 +119,9 @@ func (c *claude) event(raw []byte) (note string) {
 		return c.denial(raw)
 	case kind.Type == "stream_event":
 		c.partial(raw)
+		return ""
+	case kind.Type == "rate_limit_event":
+		c.limitEvent(raw)
 		return ""
 	case kind.Type == "result", kind.Type == "assistant", kind.Type == "system":
 	default:
@@ -231,7 +238,7 @@ func (u *claudeUsage) spent() *spent {
 	return &spent{Tool: "claude", Input: u.Input, Output: u.Output, CacheCreation: u.CacheCreation, CacheRead: u.CacheRead}
 }
 
-func (c *claude) report() report {
+func (c *claude) report(now time.Time) report {
 	e := c.result
 	if e == nil {
 		return report{spent: c.unfinished(), calls: c.calls()}
@@ -240,8 +247,14 @@ func (c *claude) report() report {
 	if s := string(e.Structured); s != "" && s != "null" {
 		r.text = s
 	}
-	if e.IsError || !r.answered {
-		r.fail = e.fail()
+	if e.IsError || !r.answered || claudeLimit.MatchString(e.Result) {
+		r.fail = e.fail(now)
+	}
+	if r.fail != nil && r.fail.Code == subjects.CodeRateLimited && c.limit != nil {
+		if !c.limit.resetAt.IsZero() {
+			r.fail.ResetAt, r.fail.RetryAfter = c.limit.resetAt, 0
+		}
+		r.fail.LimitTier = cmp.Or(c.limit.tier, r.fail.LimitTier)
 	}
 	return r
 }
@@ -277,7 +290,7 @@ func (e *claudeEvent) spent() *spent {
 
 // fail is why a result is none. API errors come as subtype success with
 // is_error; the other subtypes have errors and no result.
-func (e *claudeEvent) fail() *Fail {
+func (e *claudeEvent) fail(now time.Time) *Fail {
 	var said []string
 	for _, s := range e.Errors {
 		said = append(said, fmt.Sprint(s))
@@ -291,5 +304,33 @@ func (e *claudeEvent) fail() *Fail {
 	case "error_max_structured_output_retries":
 		return &Fail{Code: subjects.CodeResultInvalid, Retryable: true, Message: message}
 	}
-	return apiFailure(e.Status, message)
+	return apiFailure(e.Status, message, now)
+}
+
+// claudeLimit is what Claude Code says, and nothing else, when a usage limit is
+// reached; there are versions that call that a success.
+var claudeLimit = regexp.MustCompile(`^Claude AI usage limit reached\|\d+$`)
+
+// limitEvent takes in a rate_limit_event: the state of a usage limit.
+func (c *claude) limitEvent(raw []byte) {
+	var e struct {
+		Info struct {
+			Status   string `json:"status"`
+			ResetsAt int64  `json:"resetsAt"`
+			Type     string `json:"rateLimitType"` // five_hour, seven_day, seven_day_opus …
+		} `json:"rate_limit_info"`
+	}
+	if json.Unmarshal(raw, &e) != nil {
+		return
+	}
+	if c.limit = nil; e.Info.Status != "rejected" {
+		return
+	}
+	c.limit = new(limit)
+	if at := strconv.FormatInt(e.Info.ResetsAt, 10); len(at) == 10 || len(at) == 13 {
+		c.limit.resetAt = epochTime(at)
+	}
+	if tier, ok := strings.CutPrefix(e.Info.Type, "seven_day_"); ok && (tier == "opus" || tier == "sonnet" || tier == "haiku") {
+		c.limit.tier = tier
+	}
 }

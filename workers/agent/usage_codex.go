@@ -7,8 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-
-	"parley/subjects"
+	"time"
 )
 
 // codex reads what codex exec --json prints: a line per event. The last message
@@ -148,14 +147,14 @@ func (c *codex) spent() *spent {
 	}
 }
 
-func (c *codex) report() report {
+func (c *codex) report(now time.Time) report {
 	r := report{text: c.message, answered: c.answered && c.completed, calls: &c.calls}
 	if c.usage != nil {
 		r.spent = c.spent()
 	}
 	switch failed := cmp.Or(c.failed, c.warned); {
 	case c.failed != "", !c.completed && c.warned != "":
-		r.fail = codexFailure(failed)
+		r.fail = codexFailure(failed, now)
 	}
 	return r
 }
@@ -163,14 +162,10 @@ func (c *codex) report() report {
 // codexStatus is how codex words an HTTP status; it says it in no other way.
 var codexStatus = regexp.MustCompile(`(?i)\bstatus(?: code)?:? (\d{3})\b`)
 
-func codexFailure(message string) *Fail {
+func codexFailure(message string, now time.Time) *Fail {
 	status := 0
 	if m := codexStatus.FindStringSubmatch(message); m != nil {
 		status, _ = strconv.Atoi(m[1])
 	}
-	f := apiFailure(status, message)
-	if status == 0 && strings.Contains(strings.ToLower(message), "usage limit") {
-		f.Code, f.Retryable = subjects.CodeRateLimited, true
-	}
-	return f
+	return apiFailure(status, message, now)
 }

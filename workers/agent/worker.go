@@ -38,6 +38,7 @@ type Worker struct {
 	// a thousand at one instant would have the results of others wait.
 	failures chan struct{}
 
+	limit   atomic.Pointer[heldLimit] // nil: none holds
 	started atomic.Bool
 	wg      sync.WaitGroup // everything that Run waits for
 	work    *pool.Pool     // the handlers; too
@@ -257,6 +258,7 @@ func (w *Worker) do(ctx, life context.Context, h *held) {
 	case err != nil:
 		w.log.Info("task failed", task, slog.Any("error", err))
 	}
+	w.holdLimit(&out, time.Now())
 	w.handIn(life, h, out)
 }
 
