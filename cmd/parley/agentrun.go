@@ -228,6 +228,9 @@ func (a *app) execDriver(f *agentFlags, command []string) (agent.Handler, error)
 			return nil, usage("--set %q: expected NAME=value", kv)
 		}
 	}
+	if err := agent.AdoptOrphans(); err != nil {
+		a.logger(slog.LevelDebug).Debug("orphans of commands go to init", slog.Any("error", err))
+	}
 	dir := cmp.Or(f.dir, f.repo)
 	e, err := agent.NewExec(agent.ExecConfig{
 		Command: command, Dir: dir, Env: a.environ, Allow: f.env, Set: f.set,

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"parley/subjects"
@@ -27,9 +28,12 @@ import (
 //
 // The command leads a process group of its own. When the task is over, canceled
 // or out of time, the whole group gets SIGTERM and, KillAfter later, SIGKILL;
-// what it leaves running when it ends by itself is killed too. On Linux the
-// command (though not what it has started) dies with the harness even if that
-// is killed. A process that leaves the group, by setsid say, is out of reach.
+// what it leaves running when it ends by itself is killed too. On Linux that
+// reaches what has left the group, by setsid say, as well: PARLEY_TASK_MARK marks
+// whatever the command starts. There the command dies with the harness even if
+// that is killed, and what it has started is killed by a shell that watches the
+// harness, or by the next harness on the machine. Out of reach are processes that
+// drop their environment, or are of another user or PID namespace.
 type ExecConfig struct {
 	Command []string // the program, by path or by Env's PATH, and its arguments
 	Dir     string   // where it runs; "" where the harness does
@@ -48,8 +52,10 @@ type ExecConfig struct {
 
 // Exec is the handler that runs a command per task.
 type Exec struct {
-	cfg    ExecConfig
-	totals *totals
+	cfg     ExecConfig
+	totals  *totals
+	own     owner
+	leaders sync.Map // pids of the commands that run
 }
 
 var _ Handler = (*Exec)(nil)
@@ -90,12 +96,12 @@ func NewExec(c ExecConfig) (*Exec, error) {
 	c.KillAfter = cmp.Or(c.KillAfter, defaultKillAfter)
 	tmp, _ := lookEnv(c.Env, "TMPDIR")
 	c.TempDir = cmp.Or(c.TempDir, tmp, "/tmp")
-	return &Exec{cfg: c, totals: newTotals(c.StateDir)}, nil
+	return &Exec{cfg: c, totals: newTotals(c.StateDir), own: thisProcess()}, nil
 }
 
 // Handle runs the command for one task.
 func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
-	dir, err := os.MkdirTemp(e.cfg.TempDir, "parley-")
+	dir, err := os.MkdirTemp(e.cfg.TempDir, tempPrefix+e.own.String()+"-")
 	if err != nil {
 		return fleet.Result{}, fmt.Errorf("keep the contract: %w", err)
 	}
@@ -141,9 +147,10 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 			}
 		}}
 	}
+	mark := e.newMark()
 	p, err := startProcess(spec{
-		argv: e.cfg.Command, dir: e.cfg.Dir,
-		env:    e.env(t.Dispatch, contract),
+		argv: e.cfg.Command, dir: e.cfg.Dir, mark: mark,
+		env:    append(e.env(t.Dispatch, contract), taskMark+"="+mark),
 		stdin:  strings.NewReader(Prompt(t.Dispatch)),
 		stdout: &watched{stdout, alive},
 		stderr: &watched{&lines{max: maxStderrLine, each: func(line []byte, _ bool) {
@@ -162,6 +169,9 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 		// It was there when NewExec looked: another machine may do better.
 		return nil, &Fail{Message: "the command cannot be started: " + err.Error(), Err: err}
 	}
+	pid := p.cmd.Process.Pid
+	e.leaders.Store(pid, nil)
+	defer e.leaders.Delete(pid)
 	r.end = p.wait(ctx, e.cfg.KillAfter)
 	r.cause = context.Cause(ctx)
 	return r, nil

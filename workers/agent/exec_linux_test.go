@@ -98,7 +98,7 @@ func TestExecContract(t *testing.T) {
 	d.Task.SessionID = "a2a-20251122T120000Z-7f3a9c21"
 	d.Deadline = new(time.Date(2126, 5, 31, 21, 0, 0, 5, time.UTC))
 	tmp := t.TempDir()
-	e := shell(t, `env | grep -v -e ^_= -e ^PWD= -e ^SHLVL= -e ^OLDPWD= | sort; echo ---; cat "$PARLEY_CONTRACT"; ls -ld "${PARLEY_CONTRACT%/*}" | cut -c1-10 >&2`, agent.ExecConfig{
+	e := shell(t, `env | grep -v -e ^_= -e ^PWD= -e ^SHLVL= -e ^OLDPWD= -e ^PARLEY_TASK_MARK= | sort; echo ---; cat "$PARLEY_CONTRACT"; ls -ld "${PARLEY_CONTRACT%/*}" | cut -c1-10 >&2`, agent.ExecConfig{
 		Env:   []string{"PATH=" + os.Getenv("PATH"), "SECRET=x", "KEY=y", "CLAUDECODE=1", "LC_ALL=C"},
 		Allow: []string{"KEY"}, Set: []string{"MINE=1"}, TempDir: tmp, Usage: agent.UsageNone,
 	})

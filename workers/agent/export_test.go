@@ -36,6 +36,12 @@ func ReadLimit(text string, now time.Time) (resetAt time.Time, after time.Durati
 	return l.resetAt, l.after, l.tier, isLimit(text)
 }
 
+// Guard starts the guard of e.
+func Guard(e *Exec) { startGuard(e.own, discardLog()) }
+
+// ThisProcess is what names of directories begin with.
+func ThisProcess() string { return thisProcess().String() }
+
 // Things that tests look at from outside.
 var (
 	ChildEnv    = childEnv

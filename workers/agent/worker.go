@@ -165,6 +165,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.wg.Go(func() { w.beatAll(life) })
 	w.wg.Go(func() { w.watchRepo(life) })
 	w.wg.Go(func() { w.watchMCP(life) })
+	if e, ok := w.cfg.Handler.(*Exec); ok {
+		w.wg.Go(func() { e.attend(life, w.log) })
+	}
 	if w.cfg.Watch != nil {
 		w.wg.Go(func() { w.cfg.Watch(life, func(c Condition) { w.told(life, c) }) })
 	}
