@@ -61,6 +61,7 @@ func (d *Dispatch) check(p *problems) {
 	p.attempt("/attempt", d.Attempt)
 	p.epoch("/epoch", d.Epoch)
 	p.token("/offer_id", "offer_id", d.OfferID, false)
+	p.counted("/tokens_left", d.TokensLeft, maxCount)
 }
 
 func (d *Dispatch) metadata() *rawJSON {

@@ -85,7 +85,7 @@ type Data struct {
 	Answer   *Answer         `json:"answer,omitempty"`
 	Message  *Message        `json:"message,omitempty"`
 	Human    *HumanAnswer    `json:"human,omitempty"` // resumed, outcome: what a human decided
-	Spent    *Spent          `json:"spent,omitempty"` // spent: by whom
+	Spent    *Spent          `json:"spent,omitempty"` // spent: by whom; outcome: by the attempt that a cancel ended
 	Unknown  Unknown         `json:",unknown"`
 }
 

@@ -129,6 +129,8 @@ type Holding struct {
 	TaskID  subjects.TaskID `json:"task_id"`
 	Attempt int             `json:"attempt"`
 	OfferID string          `json:"offer_id,omitempty"` // of an offer by which it was accepted
+	// TokensSpent is what the attempt has spent so far, as far as it is known.
+	TokensSpent int64 `json:"tokens_spent,omitzero"`
 }
 
 // Dispatch is TASK_DISPATCH: a task and its terms. An offer is the same message
@@ -150,6 +152,9 @@ type Dispatch struct {
 	OfferID string          `json:"offer_id,omitempty"`
 	Context json.RawMessage `json:"context,omitzero"` // added, offers only: the session's context
 	Tried   []Tried         `json:"tried,omitempty"`  // added, offers only: what was tried before
+	// TokensLeft is added, in offers only: what the attempt may spend of the
+	// token budgets of its task, session and run; absent: there are none.
+	TokensLeft int64 `json:"tokens_left,omitzero"`
 	// Messages are added, in offers only: the follow-ups so far.
 	Messages []Message    `json:"messages,omitempty"`
 	Human    *HumanAnswer `json:"human,omitempty"` // added, offers only: what a human said who was asked

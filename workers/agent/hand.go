@@ -62,7 +62,8 @@ type held struct {
 
 	pace pace // has its own lock
 
-	lent atomic.Int64 // tokens that agents it has asked have spent
+	lent  atomic.Int64 // tokens that agents it has asked have spent
+	spent atomic.Int64 // tokens that the handler said it has spent so far
 }
 
 // open is a question that waits for its answer.
@@ -334,6 +335,17 @@ func (h *held) abortLocked(cause error) {
 	h.cancel(cause)
 }
 
+// spend notes what the handler of h says that it has spent so far, and ends the
+// attempt if that is more than it may.
+func (a *hand) spend(h *held, tokens int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h.spent.Store(max(h.spent.Load(), tokens))
+	if b := h.task.budget(); b > 0 && h.spent.Load()+h.lent.Load() > b {
+		h.abortLocked(ErrBudget)
+	}
+}
+
 // recall drops a task at a router's word; false when it is not in hand, which
 // is remembered for a while. A CANCEL of an offer ends what was accepted by it and
 // by no other; one of an attempt ends that, whichever offer began it.
@@ -405,7 +417,9 @@ func (a *hand) holding() (list []fleet.Holding, draining, fresh bool) {
 			continue
 		}
 		h.toldOf = h.toldOf || h.phase == handing
-		list = append(list, fleet.Holding{TaskID: id, Attempt: h.attempt, OfferID: firstOf(h.offers)})
+		list = append(list, fleet.Holding{
+			TaskID: id, Attempt: h.attempt, OfferID: firstOf(h.offers), TokensSpent: h.spent.Load() + h.lent.Load(),
+		})
 	}
 	slices.SortFunc(list, func(x, y fleet.Holding) int { return compare(x.TaskID, y.TaskID) })
 	return list, a.draining || a.stopping || a.unwell != "", !a.worked

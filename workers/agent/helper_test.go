@@ -35,6 +35,8 @@ func TestMain(m *testing.M) {
 		hang(os.Args[3])
 	case "harness":
 		harness(os.Args[3])
+	case "detached", "guarded":
+		detachedHarness(os.Args[3], os.Args[4], os.Args[2] == "guarded")
 	default: // mcp-die, true
 	}
 }
@@ -53,6 +55,22 @@ func hang(fifo string) {
 func harness(fifo string) {
 	e, err := agent.NewExec(agent.ExecConfig{Command: []string{"/bin/sh", "-c", `exec sleep 1000 9>"$FIFO"`}, Set: []string{"FIFO=" + fifo}})
 	if err == nil {
+		_, err = e.Handle(context.Background(), &agent.Task{Dispatch: dispatch("t1", "x")})
+	}
+	fmt.Fprintln(os.Stderr, "harness:", err)
+}
+
+// detachedHarness runs a command that has a child hold a FIFO open in a session
+// of its own, until it is killed.
+func detachedHarness(fifo, tmp string, guarded bool) {
+	e, err := agent.NewExec(agent.ExecConfig{
+		Command: []string{"/bin/sh", "-c", `setsid sh -c 'exec sleep 1000 9>"$FIFO"' & wait; sleep 1000`},
+		Env:     []string{"PATH=" + os.Getenv("PATH")}, Set: []string{"FIFO=" + fifo}, TempDir: tmp,
+	})
+	if err == nil {
+		if guarded {
+			agent.Guard(e)
+		}
 		_, err = e.Handle(context.Background(), &agent.Task{Dispatch: dispatch("t1", "x")})
 	}
 	fmt.Fprintln(os.Stderr, "harness:", err)

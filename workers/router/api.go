@@ -269,7 +269,12 @@ func (w *Worker) apiCancel(ctx context.Context, from subjects.AgentID, data []by
 			v.ev = &lie
 			return nil, nil
 		}
-		return canceled(v.ev, from, req.Reason, w.now()), nil
+		spent := w.spentSoFar(v.ev)
+		n := canceled(withSpent(v.ev, spent), from, req.Reason, w.now())
+		if spent > 0 {
+			n.Data.Spent = &fleet.Spent{AgentID: v.ev.AgentID, Attempt: v.ev.Attempt, Tokens: spent}
+		}
+		return n, nil
 	})
 	if err != nil {
 		return nil, err

@@ -67,6 +67,8 @@ type hot struct {
 	told     bool            // its agent has acknowledged the answer in ev
 	heard    int             // how many of ev's follow-ups its agent has acknowledged
 	offered  chan struct{}   // closed when the offer under way is over
+	spent    int64           // what its holder said last that the attempt has spent
+	spentIn  int             // the attempt that spent is of
 }
 
 // effect is something that the worker does for the core.

@@ -92,6 +92,11 @@ func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fl
 	if hb.Epoch != 0 && hb.Epoch < in.Epoch && in.stale == staleBeats {
 		rival = in.Epoch
 	}
+	for _, held := range hb.Holding {
+		if held.TokensSpent > 0 {
+			c.noteSpent(held.TaskID, agent, held.Attempt, held.TokensSpent)
+		}
+	}
 	for task := range in.Held {
 		s := c.x.find(task)
 		h := c.hot[s]

@@ -82,7 +82,7 @@ func (w *Worker) shake(ctx context.Context, o offer) (answered bool, err error) 
 	}
 	defer func() { w.freeProbes(ctx, probes, o.task, cur.ev.Attempt+1) }()
 	offerID := rand.Text()
-	payload := offerPayload(cur.ev, dispatch, o.epoch, offerID, w.sessionContext(ctx, cur))
+	payload := offerPayload(cur.ev, dispatch, o.epoch, w.tokensLeft(&cur.ev.Facts), offerID, w.sessionContext(ctx, cur))
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
 	defer cancel()
@@ -125,7 +125,7 @@ func (w *Worker) barred(ctx context.Context, cur *view) (bool, error) {
 
 // offerPayload is the stored dispatch with what only an offer carries put in
 // front; the rest is passed on as it came.
-func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch int64, offerID string, s SessionContext) []byte {
+func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch, tokensLeft int64, offerID string, s SessionContext) []byte {
 	head := struct {
 		From    subjects.AgentID `json:"from"`
 		Attempt int              `json:"attempt"`
@@ -135,12 +135,14 @@ func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch int64, offerI
 		Context json.RawMessage  `json:"context,omitzero"`
 		Token   string           `json:"session_token,omitempty"`
 
+		TokensLeft int64 `json:"tokens_left,omitzero"`
+
 		Messages []fleet.Message `json:"messages,omitempty"`
 
 		Human *fleet.HumanAnswer `json:"human,omitempty"`
 	}{
 		From: ev.Facts.From, Attempt: ev.Attempt + 1, Epoch: epoch, OfferID: offerID, Tried: tried(ev), Messages: ev.Facts.Messages, Human: ev.Facts.Human,
-		Context: s.Context, Token: s.Token,
+		Context: s.Context, Token: s.Token, TokensLeft: tokensLeft,
 	}
 	b := fleet.MustEncode(head)
 	b[len(b)-1] = ','

@@ -73,6 +73,9 @@ func (w *Worker) onProgress(ctx context.Context, m bus.Msg) {
 			return nil, err
 		}
 		c.epoch, c.attempt = p.Epoch, p.Attempt
+		if p.TokensSpent != nil {
+			w.with(func(core *core, _ time.Time) { core.noteSpent(task, c.agent, p.Attempt, *p.TokensSpent) })
+		}
 		if p.Artifact == nil && p.Question == nil && m.Reply == "" {
 			return nil, nil
 		}

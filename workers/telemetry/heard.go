@@ -116,7 +116,7 @@ func (h *heard) count(r *record, level string) {
 		h.attempts.WithLabelValues(h.codes.label(string(a.code)), levelOf(strconv.Itoa(a.level))).Inc()
 		h.spend(a.agent, r.Facts.SessionID, a.tokens)
 	}
-	if s := r.Data.Spent; s != nil && r.Kind == fleet.KindSpent {
+	if s := r.Data.Spent; s != nil {
 		h.spend(s.AgentID, r.Facts.SessionID, s.Tokens)
 	}
 	if level != "" && level != "0" {

@@ -174,6 +174,9 @@ func (t *growing) close(e *fleet.Event) {
 		s.attrs = append(s.attrs, number("parley.attempt.tokens", max(tokens, 0)))
 	default: // canceled or expired under it
 		s.failed = string(e.State)
+		if e.Data.Spent != nil {
+			s.attrs = append(s.attrs, number("parley.attempt.tokens", e.Data.Spent.Tokens))
+		}
 	}
 	t.end(&t.attempt, e.Time)
 }
