@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -159,6 +160,49 @@ func past(w *work, now time.Time) finding {
 		f.Found += fmt.Sprintf("; %d more were not looked at", w.unseen)
 	}
 	return f
+}
+
+// lately is how long ago a message that is not stored counts as a finding.
+const lately = time.Hour
+
+// foreign is whether workers had to skip messages that they could not read:
+// those that are stored, and those of the last hour.
+func foreign(list []bus.ServiceInfo, err error, now time.Time) finding {
+	const check = "junk"
+	if f, ok := unknown(check, err); ok {
+		return f
+	}
+	if err != nil {
+		return judge(check, err, "", seeServers)
+	}
+	most := map[string]bus.Skipped{} // by place: processes read the same messages
+	for i := range list {
+		for _, s := range list[i].Skipped {
+			if s.Seq == 0 && now.Sub(s.Last) > lately {
+				continue
+			}
+			if was, ok := most[s.Place]; !ok || s.Count > was.Count {
+				most[s.Place] = s
+			}
+		}
+	}
+	if len(most) == 0 {
+		return finding{Check: check, OK: true, Found: "every message can be read"}
+	}
+	var bad []string
+	const keepOut = "docs/guide/security.md  keeps out whoever sends them"
+	then := ""
+	for _, place := range slices.Sorted(maps.Keys(most)) {
+		s := most[place]
+		where, see := "on "+s.Subject, fmt.Sprintf("nats sub '%s.>'  shows what else comes; ", place)
+		if s.Seq != 0 {
+			where = fmt.Sprintf("message %d %s", s.Seq, where)
+			see = fmt.Sprintf("nats stream get %s %d  shows it,  nats stream rmm %s %d  removes it; ", place, s.Seq, place, s.Seq)
+		}
+		then += see
+		bad = append(bad, fmt.Sprintf("%s: %d skipped, the first is %s: %s", place, s.Count, where, oneLine(s.Reason)))
+	}
+	return finding{Check: check, Found: strings.Join(bad, "; "), Then: then + keepOut}
 }
 
 // newestBlocks is how many blocks of the audit are checked.
