@@ -229,16 +229,23 @@ func newest(ctx context.Context, b *bus.Bus) finding {
 // sealed.
 func chained(stored []bus.Msg) finding {
 	const then = "parley audit verify  looks at all of it; compare it with an earlier export or backup"
-	var prev *audit.Block
+	chain := new(audit.Chain)
 	for _, m := range stored {
+		at := audit.Foreign{Seq: m.Seq, Time: m.Time, Bytes: len(m.Data)}
 		b, err := audit.Decode(m.Data)
-		if err == nil {
-			err = audit.Check(prev, b)
-		}
 		if err != nil {
-			return judge("audit", errors.New("it is not as it was written: "+err.Error()), "", then)
+			at.Reason = "no block of this audit"
+			chain.AddForeign(at)
+			continue
 		}
-		prev = b
+		chain.Add(b, at)
 	}
-	return finding{Check: "audit", OK: true, Found: fmt.Sprintf("the newest %d blocks are as they were written", len(stored))}
+	if err := chain.Broken(); err != nil {
+		return judge("audit", errors.New("it is not as it was written: "+err.Error()), "", then)
+	}
+	found := fmt.Sprintf("the newest %d blocks are as they were written", len(stored)-len(chain.Foreign))
+	if n := len(chain.Foreign); n > 0 {
+		found += fmt.Sprintf("; %d entries there are not of the audit and hide nothing of it, the first is %s", n, chain.Foreign[0])
+	}
+	return finding{Check: "audit", OK: true, Found: found}
 }
