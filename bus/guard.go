@@ -79,7 +79,7 @@ func unjudged(err error) bool {
 func (b *Bus) guarded(m Msg, reader uint64, fn func(Msg)) {
 	err := b.admit(context.Background(), m, reader)
 	if err == nil {
-		fn(m)
+		b.handle(m, fn)
 		return
 	}
 	b.log.Debug("message refused", slog.String("subject", m.Subject), slog.Any("error", err))

@@ -1,6 +1,9 @@
 package subjects
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Streams, buckets and object stores of a fleet.
 const (
@@ -311,3 +314,30 @@ func webhookEntries() []Entry {
 		},
 	}
 }
+
+// Named is a subject of e: id stands where the writer names itself, and a token
+// everywhere else.
+func Named(e Entry, id AgentID) string {
+	tokens := strings.Split(e.Pattern, ".")
+	me := "<from>"
+	if !slices.Contains(tokens, me) {
+		me = "<agent>"
+	}
+	for i, t := range tokens {
+		switch {
+		case t == me:
+			tokens[i] = string(id)
+		case t == ">":
+			tokens[i] = "x.x"
+		case strings.HasPrefix(t, "<"):
+			tokens[i] = "x"
+		}
+	}
+	return strings.Join(tokens, ".")
+}
+
+// WrittenByClients reports whether agents, orchestrators or operators write e.
+func WrittenByClients(e Entry) bool { return anyClient(e.Writer) }
+
+// ReadByWorkers reports whether workers of the fleet read e.
+func ReadByWorkers(e Entry) bool { return anyWorker(e.Readers) }
