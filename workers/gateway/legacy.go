@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
@@ -19,7 +20,6 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2apb/v1/pbconv"
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"parley/subjects"
 )
@@ -47,8 +47,8 @@ func isLegacyRPC(r *http.Request, method string) bool {
 	return strings.Contains(method, "/") && isLegacy(pick(r.Header.Get(headerVersion), queryVersion(r)))
 }
 
-// legacyPath reads a path of version 0.3, below pathRPC: what it asks for, ""
-// for JSON-RPC, and of which agent, which 0.3 has no other way to say.
+// legacyPath reads a path of HTTP+JSON of version 0.3, below pathRPC: what it asks
+// for, and of which agent, which 0.3 has no other way to say.
 func legacyPath(r *http.Request) (agent subjects.AgentID, path string, ok bool) {
 	if !isLegacy(pick(r.Header.Get(headerVersion), queryVersion(r))) {
 		return "", "", false
@@ -59,11 +59,8 @@ func legacyPath(r *http.Request) (agent subjects.AgentID, path string, ok bool) 
 	}
 	name, rest, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
 	agent, err := subjects.ParseAgentID(name)
-	switch {
-	case err != nil || name == "tasks" || name == "extendedAgentCard":
+	if err != nil || collection(name) {
 		return "", "", false
-	case rest == "":
-		return agent, "", r.Method == http.MethodPost
 	}
 	return agent, "/" + rest, strings.HasPrefix("/"+rest, legacyREST)
 }
@@ -82,25 +79,35 @@ func (w *Worker) serveLegacyPath(rw http.ResponseWriter, r *http.Request) bool {
 			return true
 		}
 	}
-	if path == "" {
-		w.serveLegacy(rw, r, agent, "/", body, a2av0.NewJSONRPCHandler)
-	} else {
-		w.serveLegacy(rw, r, agent, path, body, a2av0.NewRESTHandler)
+	c, err := w.admitHTTP(rw, r, true)
+	if err != nil {
+		w.restFault(rw, r, err)
+		return true
 	}
+	w.serveLegacy(rw, r, c, agent, path, body, a2av0.NewRESTHandler)
 	return true
+}
+
+// serveLegacyRPC serves a JSON-RPC request of version 0.3 that was read.
+func (w *Worker) serveLegacyRPC(rw http.ResponseWriter, r *http.Request, agent subjects.AgentID, id json.RawMessage, body []byte) {
+	c, err := w.admitHTTP(rw, r, true)
+	if err != nil {
+		f := w.told(rw, r, err)
+		rw.Header()[headerVersion] = []string{legacyVersion}
+		writeJSON(rw, f.kind.http, "application/json", json.RawMessage(mendError(mustJSON(rpcFailure{"2.0", id, f.rpcError(time.Now())}))))
+		return
+	}
+	w.serveLegacy(rw, r, c, agent, "/", body, a2av0.NewJSONRPCHandler)
 }
 
 // legacyHandler makes one of the SDK's handlers of version 0.3.
 type legacyHandler func(a2asrv.RequestHandler, ...a2asrv.TransportOption) http.Handler
 
-// serveLegacy serves a request of version 0.3 whose body, if it has one, was
-// read.
-func (w *Worker) serveLegacy(rw http.ResponseWriter, r *http.Request, agent subjects.AgentID, path string, body []byte, handler legacyHandler) {
-	c, err := w.admitHTTP(rw, r, true)
-	if err != nil {
-		w.restFault(rw, r, err)
-		return
-	}
+// serveLegacy serves a request of version 0.3 that was admitted, and whose body, if
+// it has one, was read.
+func (w *Worker) serveLegacy(
+	rw http.ResponseWriter, r *http.Request, c *call, agent subjects.AgentID, path string, body []byte, handler legacyHandler,
+) {
 	rw.Header()[headerVersion] = []string{legacyVersion}
 	ctx, cancel := w.during(r.Context())
 	defer cancel()
@@ -197,7 +204,9 @@ func through[Q, R proto.Message, S any](
 	if err != nil {
 		return out, l.told(badField("params", clip(err.Error())))
 	}
-	l.pin(q)
+	if err := setTenant(q, l.agent); err != nil {
+		return out, l.told(err)
+	}
 	ctx, cancel := l.w.during(ctx)
 	defer cancel()
 	m, err := l.w.ops[name].unary(ctx, c, q)
@@ -224,7 +233,10 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 			yield(nil, l.told(badField("params", clip(err.Error()))))
 			return
 		}
-		l.pin(q)
+		if err := setTenant(q, l.agent); err != nil {
+			yield(nil, l.told(err))
+			return
+		}
 		during, cancel := l.w.during(ctx)
 		defer cancel()
 		began, gone := false, false
@@ -246,14 +258,6 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 		if err != nil && !gone && (stopping && !began || !stopping && ctx.Err() == nil) {
 			yield(nil, l.told(err))
 		}
-	}
-}
-
-// pin sets the tenant of a request, which version 0.3 does not have.
-func (l *legacy) pin(q proto.Message) {
-	m := q.ProtoReflect()
-	if fd := m.Descriptor().Fields().ByName("tenant"); fd != nil && l.agent != "" {
-		m.Set(fd, protoreflect.ValueOfString(string(l.agent)))
 	}
 }
 
