@@ -319,7 +319,10 @@ func (l *legacy) DeleteTaskPushConfig(ctx context.Context, q *a2a.DeleteTaskPush
 
 // GetExtendedAgentCard serves the operation of its name.
 func (l *legacy) GetExtendedAgentCard(ctx context.Context, q *a2a.GetExtendedAgentCardRequest) (*a2a.AgentCard, error) {
-	return through(ctx, l, opCard, from(pbconv.ToProtoGetExtendedAgentCardRequest, q), pbconv.FromProtoAgentCard)
+	return through(ctx, l, opCard, from(pbconv.ToProtoGetExtendedAgentCardRequest, q), func(card *a2apb.AgentCard) (*a2a.AgentCard, error) {
+		card.Signatures = nil // they hold for the card of 1.0
+		return pbconv.FromProtoAgentCard(card)
+	})
 }
 
 // withLegacy adds to a card what clients of version 0.3 read of it. Those of 1.0
@@ -354,6 +357,7 @@ func withLegacy(ctx context.Context, body []byte, card *a2apb.AgentCard, at base
 	if err := errors.Join(json.Unmarshal(body, &now), json.Unmarshal(data, &old)); err != nil {
 		return nil, err
 	}
+	delete(now, "signatures") // they hold for the card of 1.0
 	for _, name := range []string{"url", "protocolVersion", "preferredTransport", "additionalInterfaces", "supportsAuthenticatedExtendedCard"} {
 		if v, there := old[name]; there {
 			now[name] = v

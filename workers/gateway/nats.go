@@ -365,5 +365,9 @@ func (w *Worker) publicCard(ctx context.Context, c *call, req *a2apb.GetExtended
 	if err != nil {
 		return nil, err
 	}
-	return w.card(ctx, agent, c.base)
+	card, err := w.card(ctx, agent, c.base)
+	if err != nil {
+		return nil, err
+	}
+	return card, w.sign(card)
 }

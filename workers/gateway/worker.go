@@ -39,7 +39,7 @@ type Config struct {
 	Open        bool     // without Auth: everybody may, from anywhere
 	Origins     []string // of the web, that may call
 	Rate        float64  // calls per second and caller; 0: no limit
-	CardKey     []byte   // signs cards: a private key, PKCS #8 in PEM; absent: none does
+	CardKey     []byte   // signs cards, with URL: a private key, PKCS #8 in PEM; absent: none does
 	Push        bool     // push notifications, by the outbox of the webhooks
 	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
 	PushEndpoint string
@@ -123,8 +123,11 @@ func New(cfg Config) (*Worker, error) {
 		}
 	}
 	if len(cfg.CardKey) > 0 {
+		if cfg.URL == "" {
+			return nil, errors.New("gateway: signed cards need Config.URL: without it a card names the host of each request")
+		}
 		var err error
-		if w.signer, err = newCardSigner(cfg.CardKey); err != nil {
+		if w.signer, err = newCardSigner(cfg.CardKey, w.cfg.URL+pathKeys); err != nil {
 			return nil, fmt.Errorf("gateway: the key of the cards: %w", err)
 		}
 	}
