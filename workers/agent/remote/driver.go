@@ -115,7 +115,7 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 		if news == 0 && err == nil && next != byGet {
 			err = errEmpty
 		}
-		if f := w.fatal(next, err); f != nil {
+		if f := w.fatal(next, msg, err); f != nil {
 			return fleet.Result{TokensSpent: w.story.tokens}, f
 		}
 		if news == 0 && !errors.Is(err, errIdle) && time.Since(heard) > w.r.cfg.Patience {
@@ -135,7 +135,7 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 }
 
 // errEmpty: a stream that has nothing in it.
-var errEmpty = malformed("its stream ends before anything is told")
+var errEmpty = errors.New("its stream ends before anything is told")
 
 // first is the message that begins the task.
 func (w *work) first() *a2a.Message {
@@ -203,6 +203,8 @@ func (w *work) consume(ctx context.Context, by way, msg *a2a.Message) (n int, er
 	}
 	sctx, pulse, end := newPulse(ctx, w.r.cfg.Idle)
 	defer end()
+	sctx, got := withReceipt(sctx)
+	defer func() { err = got.unreadable(err) }()
 	if by == bySend && w.silent {
 		pulse.timer.Stop() // the answer may take as long as the task
 	}
@@ -263,13 +265,14 @@ func withKey(ctx context.Context, key string) context.Context {
 func (w *work) look(ctx context.Context) (int, error) {
 	c, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
 	defer cancel()
+	c, got := withReceipt(c)
 	task, err := w.c.GetTask(c, &a2a.GetTaskRequest{ID: w.story.task})
 	if err != nil {
-		return 0, err
+		return 0, got.unreadable(err)
 	}
 	was := w.story.state
 	if err := w.tell(ctx, task); err != nil {
-		return 0, err
+		return 0, got.unreadable(err)
 	}
 	w.resume = ""
 	if w.story.state == was {
@@ -322,7 +325,7 @@ func (w *work) after(ctx context.Context, by way, msg *a2a.Message, err error) w
 		return byGet
 	case w.story.asks(): // it has not heard the answer
 		return bySend
-	case errors.Is(err, errIdle), errors.Is(err, errEmpty):
+	case errors.Is(err, errIdle), errors.Is(err, errEmpty), errors.Is(err, errUnreadable):
 		w.resume = ""
 		return byGet
 	case w.silent, w.deaf, err != nil && by != byGet && w.resume == "":
@@ -384,8 +387,12 @@ func (w *work) passOn(ctx context.Context) {
 		msg := (&work{story: story{task: task, context: where}}).reply(w.id+"-m"+strconv.Itoa(n), m.Text, m.Parts)
 		for {
 			c, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
+			c, got := withReceipt(c)
 			_, err = w.c.SendMessage(c, &a2a.SendMessageRequest{Message: msg, Config: &a2a.SendMessageConfig{ReturnImmediately: true}})
 			cancel()
+			if err = got.unreadable(err); errors.Is(err, errUnreadable) {
+				err = nil // it has the message
+			}
 			if err == nil || ctx.Err() != nil || isProtocol(err) || errors.Is(err, context.DeadlineExceeded) {
 				break
 			}

@@ -139,8 +139,9 @@ func (r *Remote) fetch(ctx context.Context) (*a2a.AgentCard, error) {
 	}
 	card, err := get(orElse(t.Path, defaultCardPath))
 	if missing, ok := errors.AsType[*agentcard.ErrStatusNotOK](err); ok && missing.StatusCode == http.StatusNotFound && t.Path == "" {
-		if old, oldErr := get(oldCardPath); oldErr == nil {
-			return old, nil
+		old, oldErr := get(oldCardPath)
+		if noOld, ok := errors.AsType[*agentcard.ErrStatusNotOK](oldErr); oldErr == nil || !ok || noOld.StatusCode != http.StatusNotFound {
+			card, err = old, oldErr // the card is there, if it cannot be read
 		}
 	}
 	if err != nil {
