@@ -50,6 +50,7 @@ func (c *Control) check(p *problems) {
 	p.attempt("/attempt", c.Attempt)
 	p.reason("/reason", c.Reason)
 	p.parts("/parts", c.Parts)
+	p.object("/metadata", &c.Metadata)
 	switch {
 	case c.Action == ActionInput && c.ID != "":
 		p.refID("/id", c.ID)

@@ -196,6 +196,14 @@ type Input struct {
 	Unknown             Unknown  `json:",unknown"`
 }
 
+// MessageExtras is what a message of A2A carries beside its id and its parts. The
+// fleet keeps it and passes it on.
+type MessageExtras struct {
+	Metadata         json.RawMessage `json:"metadata,omitzero"` // an object
+	Extensions       []string        `json:"extensions,omitempty"`
+	ReferenceTaskIDs []string        `json:"reference_task_ids,omitempty"`
+}
+
 // Part is an A2A part: exactly one of Text, Data, URL, Raw.
 type Part struct {
 	Text      *string         `json:"text,omitzero"`
@@ -315,9 +323,11 @@ type Control struct {
 	Reason     *Reason         `json:"reason,omitempty"`
 	QuestionID string          `json:"question_id,omitempty"` // INPUT: the answer to this question,
 	ID         string          `json:"id,omitempty"`          // or the follow-up of this id
+	MessageID  string          `json:"message_id,omitempty"`  // INPUT: as its sender calls the answer or follow-up
 	Text       string          `json:"text,omitempty"`
 	Parts      []Part          `json:"parts,omitempty"`
-	Unknown    Unknown         `json:",unknown"`
+	MessageExtras
+	Unknown Unknown `json:",unknown"`
 }
 
 // Actions of Control.

@@ -97,6 +97,7 @@ func (r *TaskCancel) check(p *problems) { p.taskID("/task_id", r.TaskID, true) }
 func (r *TaskAnswer) check(p *problems) {
 	p.taskID("/task_id", r.TaskID, true)
 	p.parts("/parts", r.Parts)
+	p.object("/metadata", &r.Metadata)
 	if r.Text == "" && len(r.Parts) == 0 {
 		p.invalid("/text", "an answer needs text or parts")
 	}

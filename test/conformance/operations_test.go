@@ -1,6 +1,7 @@
 package conformance_test
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -204,6 +205,31 @@ var operationChecks = []check{
 			!h.GetParts()[0].GetMetadata().GetFields()["p"].GetBoolValue() ||
 			!t.GetArtifacts()[0].GetParts()[0].GetMetadata().GetFields()["p"].GetBoolValue() {
 			c.Errorf("task %v, want the metadata in it", t)
+		}
+	}},
+	{"3.2.5", "MUST", "metadata, extensions and references of an answer or a follow-up are kept, and reach the agent", "", func(c *client) {
+		for _, brief := range []string{"ask all", "hear all"} {
+			first := say(brief)
+			if brief == "hear all" {
+				first = now(brief)
+			}
+			t := c.send(first)
+			m := say("more")
+			m.Message.TaskId = t.GetId()
+			m.Message.Metadata = object(map[string]any{"k": 1.0})
+			m.Message.Extensions, m.Message.ReferenceTaskIds = []string{"https://example.org/x"}, []string{"r"}
+			t = c.send(m)
+			c.state(t, completed)
+			h := t.GetHistory()[len(t.GetHistory())-1]
+			if h.GetMessageId() != "m-more" || h.GetMetadata().GetFields()["k"].GetNumberValue() != 1 || !slices.Equal(h.GetExtensions(), m.Message.Extensions) ||
+				!slices.Equal(h.GetReferenceTaskIds(), m.Message.ReferenceTaskIds) {
+				c.Errorf("%s: the history has %v", brief, h)
+			}
+			got := t.GetArtifacts()[0].GetParts()[0].GetData().GetStructValue().AsMap()
+			if got["message_id"] != "m-more" || !reflect.DeepEqual(got["metadata"], map[string]any{"k": 1.0}) ||
+				!reflect.DeepEqual(got["extensions"], []any{"https://example.org/x"}) || !reflect.DeepEqual(got["reference_task_ids"], []any{"r"}) {
+				c.Errorf("%s: the agent heard %v", brief, got)
+			}
 		}
 	}},
 	{"3.3.1", "MUST", "an idempotency key makes a repeat the same task", "", func(c *client) {

@@ -77,8 +77,7 @@ func (p *picture) add(ev *fleet.Event) []frame {
 		p.begin(ev)
 	}
 	if d := ev.Data.Message; d != nil {
-		p.task.History = append(p.task.History, p.message(a2apb.Role_ROLE_USER, pick(d.MessageID, d.ID), partsOf(d.Text, d.Parts)))
-		p.task.History[len(p.task.History)-1].Metadata = structOf(d.Metadata)
+		p.task.History = append(p.task.History, p.said(pick(d.MessageID, d.ID), d.Text, d.Parts, d.MessageExtras))
 	}
 	if a := ev.Data.Artifact; a != nil {
 		out = append(out, p.artifact(&a2apb.Artifact{
@@ -153,10 +152,16 @@ func (p *picture) begin(ev *fleet.Event) {
 	if in == nil {
 		in = &fleet.Input{}
 	}
-	m := p.message(a2apb.Role_ROLE_USER, pick(in.MessageID, string(ev.TaskID)), partsOf(d.Brief, in.Parts))
-	m.Metadata = structOf(in.Metadata)
-	m.Extensions, m.ReferenceTaskIds = in.Extensions, in.ReferenceTaskIDs
-	p.task.History = append(p.task.History, m)
+	p.task.History = append(p.task.History, p.said(pick(in.MessageID, string(ev.TaskID)), d.Brief, in.Parts, fleet.MessageExtras{
+		Metadata: in.Metadata, Extensions: in.Extensions, ReferenceTaskIDs: in.ReferenceTaskIDs,
+	}))
+}
+
+// said is a message of the caller's.
+func (p *picture) said(id, text string, parts []fleet.Part, more fleet.MessageExtras) *a2apb.Message {
+	m := p.message(a2apb.Role_ROLE_USER, id, partsOf(text, parts))
+	m.Metadata, m.Extensions, m.ReferenceTaskIds = structOf(more.Metadata), more.Extensions, more.ReferenceTaskIDs
+	return m
 }
 
 func (p *picture) message(role a2apb.Role, id string, parts []*a2apb.Part) *a2apb.Message {
@@ -177,7 +182,7 @@ func (p *picture) status(ev *fleet.Event) {
 		p.task.History = append(p.task.History, before)
 	}
 	if a := ev.Data.Answer; a != nil {
-		p.task.History = append(p.task.History, p.message(a2apb.Role_ROLE_USER, pick(a.MessageID, a.QuestionID+"-answer"), partsOf(a.Text, a.Parts)))
+		p.task.History = append(p.task.History, p.said(pick(a.MessageID, a.QuestionID+"-answer"), a.Text, a.Parts, a.MessageExtras))
 	}
 	p.task.Status = &a2apb.TaskStatus{State: stateOf(ev.State), Message: p.says(ev), Timestamp: stamp(ev.Time)}
 }

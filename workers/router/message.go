@@ -28,7 +28,7 @@ func (w *Worker) apiMessage(ctx context.Context, from subjects.AgentID, data []b
 		req.ID = rand.Text()
 	}
 	m := fleet.Message{
-		ID: req.ID, MessageID: req.MessageID, From: from, Text: req.Text, Parts: req.Parts, Metadata: req.Metadata,
+		ID: req.ID, MessageID: req.MessageID, From: from, Text: req.Text, Parts: req.Parts, MessageExtras: req.MessageExtras,
 	}
 	n, err := w.change(ctx, req.TaskID, func(v *view) (*fleet.Event, error) {
 		messages := v.ev.Facts.Messages
