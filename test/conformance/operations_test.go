@@ -1,6 +1,8 @@
 package conformance_test
 
 import (
+	"cmp"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -9,6 +11,8 @@ import (
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"parley/bus/bustest"
 )
 
 const (
@@ -373,6 +377,39 @@ var operationChecks = []check{
 			c.Errorf("a tier that is no word: %v", f)
 		}
 	}},
+	{"4.6.2", "MUST", "a task tells how it went to clients alone that have activated the extension, also in streams and notifications", "", func(c *client) {
+		plain := c.h
+		for _, active := range []bool{false, true} {
+			if c.h = plain; active {
+				c.h = plain.with("A2A-Extensions", contractURI)
+			}
+			told := func(what string, meta *structpb.Struct) {
+				c.Helper()
+				if got := meta.GetFields()[contractURI] != nil; got != active || !active && meta != nil {
+					c.Errorf("extension active %t: %s has the metadata %v", active, what, meta)
+				}
+			}
+			path := fmt.Sprintf("/reports-%s-%t", strings.ReplaceAll(c.b.name(), "+", "-"), active)
+			req := say("chunks")
+			req.Configuration = &a2apb.SendMessageConfiguration{TaskPushNotificationConfig: &a2apb.TaskPushNotificationConfig{Url: c.w.hooks.url + path}}
+			s := c.stream("SendStreamingMessage", req)
+			id := ""
+			for _, e := range c.rest(s) {
+				told("an event", reportIn(e.msg))
+				id = cmp.Or(id, e.msg.GetTask().GetId())
+			}
+			task := c.get(id)
+			told("a task", task.GetMetadata())
+			list := new(a2apb.ListTasksResponse)
+			c.call("ListTasks", &a2apb.ListTasksRequest{ContextId: task.GetContextId()}, list)
+			told("a listed task", list.GetTasks()[0].GetMetadata())
+			told("a sent task", c.send(say("echo")).GetMetadata())
+			bustest.Eventually(c.T, "every notification", func() bool { return len(c.w.hooks.at(path)) >= 7 })
+			for _, n := range c.w.hooks.at(path) {
+				told("a notification", reportIn(n.msg))
+			}
+		}
+	}},
 	{"4.6.3", "SHOULD", "an extension that is not known is ignored", "", func(c *client) {
 		c.h = c.h.with("A2A-Extensions", "https://example.org/other/v1")
 		res := new(a2apb.SendMessageResponse)
@@ -393,4 +430,15 @@ var operationChecks = []check{
 		m.Tenant = "nobody"
 		c.state(c.send(m), rejected)
 	}},
+}
+
+// reportIn is the metadata of an event.
+func reportIn(m *a2apb.StreamResponse) *structpb.Struct {
+	switch {
+	case m.GetTask() != nil:
+		return m.GetTask().GetMetadata()
+	case m.GetStatusUpdate() != nil:
+		return m.GetStatusUpdate().GetMetadata()
+	}
+	return m.GetArtifactUpdate().GetMetadata()
 }

@@ -244,10 +244,10 @@ func (w *Worker) events(ctx context.Context, from subjects.AgentID, id subjects.
 	}
 }
 
-// picture reads a task as it is now.
-func (w *Worker) picture(ctx context.Context, from subjects.AgentID, id subjects.TaskID) (*picture, error) {
-	p := &picture{quiet: true}
-	err := w.events(ctx, from, id, 0, func(ev *fleet.Event) error { p.add(ev); return nil })
+// picture reads a task as it is now, as the caller sees it.
+func (w *Worker) picture(ctx context.Context, c *call, id subjects.TaskID) (*picture, error) {
+	p := &picture{quiet: true, reports: c.wantsReports()}
+	err := w.events(ctx, c.from, id, 0, func(ev *fleet.Event) error { p.add(ev); return nil })
 	if err == nil && p.task == nil {
 		err = noTask(id)
 	}

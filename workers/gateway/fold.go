@@ -54,6 +54,8 @@ type picture struct {
 	result *fleet.Result // once it has ended
 	inputs []input       // what callers have added, in order
 	quiet  bool          // nobody wants frames; report is called when the task is wanted
+
+	reports bool // the client has activated the extension: it is told how the task is
 }
 
 // input is a follow-up or an answer, and the record that took it.
@@ -110,8 +112,11 @@ func (p *picture) add(ev *fleet.Event) []frame {
 	return frames
 }
 
-// report says in the task's metadata how it is.
+// report says in the task's metadata how it is, if the client wants to know.
 func (p *picture) report() {
+	if !p.reports {
+		return
+	}
 	p.task.Metadata = toStruct(map[string]any{ContractURI: contractOf(p.last, p.result)})
 }
 
@@ -284,10 +289,25 @@ func (p *picture) artifact(a *a2apb.Artifact, more, last bool) *a2apb.StreamResp
 	if p.quiet {
 		return nil
 	}
-	return &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_ArtifactUpdate{ArtifactUpdate: &a2apb.TaskArtifactUpdateEvent{
-		TaskId: p.task.Id, ContextId: p.task.ContextId, Artifact: told, Append: more, LastChunk: last,
-		Metadata: toStruct(map[string]any{ContractURI: map[string]any{"seq": p.seq}}),
-	}}}
+	update := &a2apb.TaskArtifactUpdateEvent{TaskId: p.task.Id, ContextId: p.task.ContextId, Artifact: told, Append: more, LastChunk: last}
+	if p.reports {
+		update.Metadata = toStruct(map[string]any{ContractURI: map[string]any{"seq": p.seq}})
+	}
+	return &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_ArtifactUpdate{ArtifactUpdate: update}}
+}
+
+// withoutReport is an event for who has not activated the extension.
+func withoutReport(msg *a2apb.StreamResponse) *a2apb.StreamResponse {
+	msg = cloned(msg)
+	switch e := msg.GetPayload().(type) {
+	case *a2apb.StreamResponse_Task:
+		e.Task.Metadata = nil
+	case *a2apb.StreamResponse_StatusUpdate:
+		e.StatusUpdate.Metadata = nil
+	case *a2apb.StreamResponse_ArtifactUpdate:
+		e.ArtifactUpdate.Metadata = nil
+	}
+	return msg
 }
 
 // interrupted reports whether the task waits for somebody.

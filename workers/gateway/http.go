@@ -192,7 +192,11 @@ func (w *Worker) admitHTTP(rw http.ResponseWriter, r *http.Request, legacy bool)
 	}
 	patient(rw)
 	c.base = w.baseOf(r)
-	c.activated = func(uris []string) { rw.Header()[headerExtensions] = []string{strings.Join(uris, ",")} }
+	echo := headerExtensions
+	if legacy {
+		echo = legacyExtensions
+	}
+	c.activated = func(uris []string) { rw.Header()[echo] = []string{strings.Join(uris, ",")} }
 	c.activate(c.active)
 	return c, nil
 }

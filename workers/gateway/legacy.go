@@ -32,6 +32,8 @@ const (
 	legacyREST     = "/v1/" // below pathRPC
 	legacyPathGRPC = "/a2a.v1.A2AService/"
 	legacyCardPath = "/.well-known/agent.json"
+
+	legacyExtensions = "X-A2A-Extensions"
 )
 
 // isLegacy reports whether a version, as a request names it, is 0.3. A request

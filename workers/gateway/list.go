@@ -173,7 +173,7 @@ func (w *Worker) readAll(ctx context.Context, c *call, which []listed) ([]*a2apb
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			p, err := w.picture(ctx, c.from, which[i].id)
+			p, err := w.picture(ctx, c, which[i].id)
 			switch {
 			case err == nil:
 				tasks[i] = p.task

@@ -59,7 +59,7 @@ func newPush(c *call, in *a2apb.TaskPushNotificationConfig, ev *fleet.Event, sen
 	return &pushConfig{
 		ID: pick(in.GetId(), idOfPush(c, in, ev.TaskID)), TaskID: ev.TaskID, From: c.from, Tenant: in.GetTenant(), URL: in.GetUrl(), Token: in.GetToken(),
 		Scheme: in.GetAuthentication().GetScheme(), Credentials: in.GetAuthentication().GetCredentials(),
-		Sent: sent, Until: until(ev),
+		Reports: c.wantsReports(), Sent: sent, Until: until(ev),
 	}
 }
 

@@ -294,7 +294,7 @@ func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessag
 		return nil, err
 	}
 	defer w.feed.unwatch(s.watch)
-	p := &picture{quiet: true}
+	p := &picture{quiet: true, reports: c.wantsReports()}
 	err = w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
 		p.add(ev)
 		if ev.Seq < s.since {
@@ -340,7 +340,7 @@ func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.S
 		return err
 	}
 	defer w.feed.unwatch(s.watch)
-	p := new(picture)
+	p := &picture{reports: c.wantsReports()}
 	err = w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
 		frames := p.add(ev)
 		switch {

@@ -146,7 +146,7 @@ func (w *work) first() *a2a.Message {
 	}
 	meta := map[string]any{fleet.RouteURI: map[string]any{"via": via}}
 	text := agent.Prompt(d)
-	if w.speaks(fleet.ContractURI) {
+	if speaks(w.card, fleet.ContractURI) {
 		meta[fleet.ContractURI] = terms(d)
 	}
 	m := &a2a.Message{
@@ -157,7 +157,7 @@ func (w *work) first() *a2a.Message {
 		m.ContextID = string(s) // the agent may remember what else belongs to it
 	}
 	for _, uri := range []string{fleet.ContractURI, fleet.RouteURI} {
-		if w.speaks(uri) {
+		if speaks(w.card, uri) {
 			m.Extensions = append(m.Extensions, uri)
 		}
 	}
@@ -190,11 +190,6 @@ func terms(d *fleet.Dispatch) map[string]any {
 	return t
 }
 
-// speaks reports whether the card declares an extension.
-func (w *work) speaks(uri string) bool {
-	return slices.ContainsFunc(w.card.Capabilities.Extensions, func(e a2a.AgentExtension) bool { return e.URI == uri })
-}
-
 // consume gets events in one way until there are no more, and tells them on. It
 // returns how many there were.
 func (w *work) consume(ctx context.Context, by way, msg *a2a.Message) (n int, err error) {
@@ -209,9 +204,6 @@ func (w *work) consume(ctx context.Context, by way, msg *a2a.Message) (n int, er
 		pulse.timer.Stop() // the answer may take as long as the task
 	}
 	params := a2aclient.ServiceParams{}
-	if len(msg.Extensions) > 0 {
-		params["A2A-Extensions"] = []string{strings.Join(msg.Extensions, ",")}
-	}
 	if by == bySend {
 		params[headerKey] = []string{msg.ID}
 	}
@@ -253,8 +245,9 @@ func (w *work) consume(ctx context.Context, by way, msg *a2a.Message) (n int, er
 
 // Headers of requests.
 const (
-	headerKey   = "Idempotency-Key"
-	headerTrace = "traceparent"
+	headerKey        = "Idempotency-Key"
+	headerTrace      = "traceparent"
+	headerExtensions = "A2A-Extensions"
 )
 
 func withKey(ctx context.Context, key string) context.Context {
