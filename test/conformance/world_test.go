@@ -209,6 +209,9 @@ func (w *world) act(ctx context.Context, id subjects.AgentID, t *agent.Task) (fl
 			return fleet.Result{Output: fleet.MustEncode(m)}, err
 		}
 		return agent.Text(m.Text), err
+	case "progress":
+		t.Progress("halfway", 50, 0)
+		fallthrough
 	case "gate":
 		select {
 		case <-w.gate(rest):

@@ -41,6 +41,7 @@ func stateOf(s fleet.State) a2apb.TaskState {
 
 // frame is one event of a stream. Its id says where a stream goes on: after
 // the record of that number, or with ".k" after k frames of the one behind it.
+// Progress is no record and has no id: a stream goes on behind the event before.
 type frame struct {
 	id  string
 	msg *a2apb.StreamResponse // nil: the stream has begun, and nothing is to be told yet
@@ -110,6 +111,25 @@ func (p *picture) add(ev *fleet.Event) []frame {
 		frames[i] = frame{id: frameID(ev.Seq, i, len(out)), msg: msg}
 	}
 	return frames
+}
+
+// progress is what a stream tells of the progress that an agent reports; nil if the
+// agent is not the one at work. It is early where its attempt has no record yet. id is
+// that of the message.
+func (p *picture) progress(s said, id string) (f *frame, early bool) {
+	switch {
+	case p.last == nil || p.last.State == fleet.StateQueued || s.attempt > p.last.Attempt:
+		return nil, true
+	case p.last.State != fleet.StateWorking || p.last.AgentID != s.agent || s.attempt != 0 && s.attempt != p.last.Attempt:
+		return nil, false
+	}
+	p.report()
+	return &frame{msg: &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_StatusUpdate{StatusUpdate: &a2apb.TaskStatusUpdateEvent{
+		TaskId: p.task.Id, ContextId: p.task.ContextId, Metadata: p.task.Metadata,
+		Status: &a2apb.TaskStatus{
+			State: a2apb.TaskState_TASK_STATE_WORKING, Message: p.message(a2apb.Role_ROLE_AGENT, id, partsOf(s.text, nil)), Timestamp: stamp(s.at),
+		},
+	}}}}, false
 }
 
 // report says in the task's metadata how it is, if the client wants to know.

@@ -335,7 +335,11 @@ func (s *sse) frame(f frame) error {
 	if data, err = s.wrap(data); err != nil {
 		return err
 	}
-	return s.write("id: " + f.id + "\ndata: " + string(data) + "\n\n")
+	event := "data: " + string(data) + "\n\n"
+	if f.id != "" {
+		event = "id: " + f.id + "\n" + event
+	}
+	return s.write(event)
 }
 
 func (s *sse) write(text string) error {

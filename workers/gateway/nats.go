@@ -163,7 +163,7 @@ func (x *exchange) serve() {
 			}
 		})
 	}()
-	alive := time.NewTicker(w.cfg.KeepAlive)
+	alive := time.NewTicker(w.cfg.NATSAlive)
 	defer alive.Stop()
 	for {
 		var err error
@@ -281,7 +281,9 @@ func (x *exchange) event(f frame) error {
 		return err
 	}
 	h := x.header(a2anats.FrameEvent)
-	h.Set(a2anats.HeaderEvent, f.id)
+	if f.id != "" {
+		h.Set(a2anats.HeaderEvent, f.id)
+	}
 	x.unconfirmed++
 	return x.send(data, h)
 }

@@ -136,6 +136,7 @@ func (w *Worker) subscribeToTask(ctx context.Context, c *call, req *a2apb.Subscr
 	if err := send(first); err != nil {
 		return err
 	}
+	x.sendProgress(p, after, send)
 	return w.follow(ctx, c.from, x, p.seq, resume, func(ev *fleet.Event) error {
 		frames := p.add(ev)
 		switch ended := ev.State.Terminal(); {

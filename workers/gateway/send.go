@@ -341,6 +341,7 @@ func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.S
 	}
 	defer w.feed.unwatch(s.watch)
 	p := &picture{reports: c.wantsReports()}
+	s.watch.sendProgress(p, s.since, send)
 	err = w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
 		frames := p.add(ev)
 		switch {
