@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"parley/subjects"
@@ -182,7 +183,7 @@ type Requirements struct {
 	Unknown              Unknown           `json:",unknown"`
 }
 
-// Input is rich input; Brief is its text.
+// Input is rich input; Brief is its text, and is made of it when absent.
 type Input struct {
 	MessageID string          `json:"message_id,omitempty"`
 	ContextID string          `json:"context_id,omitempty"`
@@ -213,6 +214,21 @@ type Part struct {
 	MediaType string          `json:"mediaType,omitempty"`
 	Filename  string          `json:"filename,omitempty"`
 	Unknown   Unknown         `json:",unknown"`
+}
+
+// TextOf is the text of parts, for who reads only text. What has parts and no text of
+// its own is read with it, so that senders need not send it twice.
+func TextOf(parts []Part) string {
+	var b strings.Builder
+	for i := range parts {
+		if t := parts[i].Text; t != nil && *t != "" {
+			if b.Len() > 0 {
+				b.WriteString("\n\n")
+			}
+			b.WriteString(*t)
+		}
+	}
+	return b.String()
 }
 
 // Ack is the reply to an offer. {"accepted":true} is enough; a refusal without

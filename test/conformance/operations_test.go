@@ -357,6 +357,29 @@ var operationChecks = []check{
 			c.Errorf("parts %v", p)
 		}
 	}},
+	{"4.1.6", "MUST", "data may be null", "", func(c *client) {
+		m := say("parts")
+		m.Message.Parts = append(m.Message.Parts, &a2apb.Part{Content: &a2apb.Part_Data{Data: structpb.NewNullValue()}})
+		t := c.send(m)
+		for what, parts := range map[string][]*a2apb.Part{"history": t.GetHistory()[0].GetParts(), "artifact": t.GetArtifacts()[0].GetParts()} {
+			if d, ok := parts[1].GetContent().(*a2apb.Part_Data); !ok || d.Data.GetKind() == nil || d.Data.AsInterface() != nil {
+				c.Errorf("the %s has the parts %v", what, parts)
+			}
+		}
+	}},
+	{"4.1.6", "SHOULD", "a text of nearly 1 MiB fits, in a first message and in an answer", "", func(c *client) {
+		long := strings.Repeat("é", 450_000)
+		first := say("json " + long)
+		first.Message.MessageId = "m"
+		c.state(c.send(first), completed)
+		m := say(long)
+		m.Message.TaskId, m.Message.MessageId = c.send(say("ask")).GetId(), "m"
+		t := c.send(m)
+		c.state(t, completed)
+		if got := output(t); got != long {
+			c.Errorf("the agent heard %d bytes, want %d", len(got), len(long))
+		}
+	}},
 	{"4.6", "MUST", "the terms of a task travel as an extension, and how it went comes back", "", func(c *client) {
 		m := say("json")
 		m.Message.Metadata = object(map[string]any{contractURI: map[string]any{"priority": "high", "required_capabilities": []any{}, "token_budget": 100}})

@@ -49,7 +49,7 @@ func parseCursor(token string) (c cursor, err error) {
 	if err != nil {
 		return c, bad
 	}
-	if n, err := fmt.Sscanf(string(data), "1 %d %s", &c.updated, &c.id); n != 2 || err != nil || !subjects.ValidToken(string(c.id)) {
+	if n, err := fmt.Sscanf(string(data), "1 %d %s", &c.updated, &c.id); n != 2 || err != nil || !subjects.ValidToken(string(c.id)) || c.token() != token {
 		return c, bad
 	}
 	return c, nil

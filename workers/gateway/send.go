@@ -156,7 +156,6 @@ func newDispatch(c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest
 	}
 	d := &fleet.Dispatch{
 		Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version},
-		Brief:  textOf(parts),
 		Input: &fleet.Input{
 			MessageID: m.GetMessageId(), ContextID: m.GetContextId(), Parts: parts, Metadata: more.Metadata,
 			Extensions: more.Extensions, ReferenceTaskIDs: more.ReferenceTaskIDs,
@@ -239,11 +238,11 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 func (w *Worker) hand(ctx context.Context, c *call, p *picture, id subjects.TaskID, messageID string, parts []fleet.Part, more fleet.MessageExtras) (fleet.TaskView, error) {
 	if q := p.last.Facts.Question; q != nil {
 		return ask[fleet.TaskView](ctx, w, c.from, "task", "answer", fleet.TaskAnswer{
-			TaskID: id, QuestionID: q.ID, MessageID: messageID, Text: textOf(parts), Parts: parts, MessageExtras: more,
+			TaskID: id, QuestionID: q.ID, MessageID: messageID, Parts: parts, MessageExtras: more,
 		})
 	}
 	return ask[fleet.TaskView](ctx, w, c.from, "task", "message", fleet.TaskMessage{
-		TaskID: id, ID: pick(idOfKey(c, "message", id), rand.Text()), MessageID: messageID, Text: textOf(parts), Parts: parts, MessageExtras: more,
+		TaskID: id, ID: pick(idOfKey(c, "message", id), rand.Text()), MessageID: messageID, Parts: parts, MessageExtras: more,
 	})
 }
 
