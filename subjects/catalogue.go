@@ -250,7 +250,7 @@ func taskEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",
-			Writer: "agent", Readers: "router, operator",
+			Writer: "agent", Readers: "router, operator, gateway",
 			Kept:        "artifacts and questions, as records",
 			Description: "How a task goes on; a question is a request, repeated until it is answered.",
 		},

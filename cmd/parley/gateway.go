@@ -38,6 +38,9 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 	if c.A2ARegistry != "" && c.A2AURL == "" {
 		return workers.Worker{}, usage("--a2a-registry: the fleet's card must say where clients reach it").next("give --a2a-url, too")
 	}
+	if c.A2AKey != "" && c.A2AURL == "" {
+		return workers.Worker{}, usage("--a2a-key: a signed card must name an address of ours, not the host that a request names").next("give --a2a-url, too")
+	}
 	if c.A2AKey != "" {
 		if cfg.CardKey, err = os.ReadFile(c.A2AKey); err != nil {
 			return workers.Worker{}, usage("--a2a-key: %w", err)

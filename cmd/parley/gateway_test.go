@@ -52,6 +52,14 @@ func TestGatewayAsksWhoCallsFromOutside(t *testing.T) {
 	s.run(t, "up", "--port", "-1", "--http", "0.0.0.0:0", "--sync=1m").check(t, exitUsage, "", "--a2a-tokens")
 }
 
+// TestCardKeyNeedsURL: without an address of its own a signed card would name the
+// host of each request.
+func TestCardKeyNeedsURL(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	s.run(t, "up", "--port", "-1", "--http", "127.0.0.1:0", "--sync=1m", "--a2a-key", "/nowhere").check(t, exitUsage, "", "--a2a-url")
+}
+
 // TestIssuerNeedsAudience: a provider's tokens are refused, all of them, where nobody
 // says whom they must be for; so that is said at the start.
 func TestIssuerNeedsAudience(t *testing.T) {

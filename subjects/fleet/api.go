@@ -64,6 +64,7 @@ type TaskAnswer struct {
 	MessageID  string          `json:"message_id,omitempty"`  // as the sender calls it
 	Text       string          `json:"text,omitempty"`
 	Parts      []Part          `json:"parts,omitempty"`
+	MessageExtras
 }
 
 // TaskMessage adds a follow-up to a task that has not ended: task message. The
@@ -74,7 +75,7 @@ type TaskMessage struct {
 	MessageID string          `json:"message_id,omitempty"` // as the sender calls it
 	Text      string          `json:"text,omitempty"`
 	Parts     []Part          `json:"parts,omitempty"`
-	Metadata  json.RawMessage `json:"metadata,omitzero"`
+	MessageExtras
 }
 
 // TaskResume answers a task that waits for a human: task resume. The reply is a

@@ -33,7 +33,7 @@ func DecodeDispatch(data []byte) (*Dispatch, error) {
 // DecodeOffer reads an offer: a TASK_DISPATCH in JSON with the attempt, and with
 // what was tried before. It may be longer than the dispatch that it repeats.
 func DecodeOffer(data []byte) (*Dispatch, error) {
-	d, err := decode[Dispatch](data, TypeDispatch, limits{size: 2 * MaxMessage, depth: MaxDepth})
+	d, err := decode[Dispatch](data, TypeDispatch, repeating)
 	if err == nil && d.Attempt == 0 {
 		return nil, invalid("/attempt", "expected an attempt, counted from 1, got nothing")
 	}
@@ -79,7 +79,7 @@ func DecodeProgress(data []byte) (*Progress, error) {
 
 // DecodeControl reads a control message.
 func DecodeControl(data []byte) (*Control, error) {
-	return decode[Control](data, TypeControl, strict)
+	return decode[Control](data, TypeControl, repeating)
 }
 
 // DecodeEvent reads a record. Records are written by the fleet's own workers

@@ -52,6 +52,9 @@ func (d *Dispatch) check(p *problems) {
 		parts = d.Input.Parts
 	}
 	p.parts("/input/parts", parts)
+	if d.Brief == "" {
+		d.Brief = TextOf(parts)
+	}
 	if len(parts) == 0 && strings.TrimSpace(d.Brief) == "" {
 		p.add(invalid("/brief", "expected text that says what to do, got nothing").
 			WithRemedy("send a brief, or input.parts"))

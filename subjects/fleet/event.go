@@ -104,7 +104,8 @@ type Answer struct {
 	MessageID  string           `json:"message_id,omitempty"` // as its sender calls it
 	Text       string           `json:"text,omitempty"`
 	Parts      []Part           `json:"parts,omitempty"`
-	Unknown    Unknown          `json:",unknown"`
+	MessageExtras
+	Unknown Unknown `json:",unknown"`
 }
 
 // Message is a follow-up: what somebody adds to a task that is under way. Every
@@ -115,8 +116,8 @@ type Message struct {
 	From      subjects.AgentID `json:"from,omitempty"`
 	Text      string           `json:"text,omitempty"`
 	Parts     []Part           `json:"parts,omitempty"`
-	Metadata  json.RawMessage  `json:"metadata,omitzero"` // an object
-	Unknown   Unknown          `json:",unknown"`
+	MessageExtras
+	Unknown Unknown `json:",unknown"`
 }
 
 // Facts is what stays true of a task from record to record: its terms, fixed

@@ -52,6 +52,7 @@ func (c *Control) check(p *problems) {
 	p.token("/offer_id", "offer_id", c.OfferID, false)
 	p.reason("/reason", c.Reason)
 	p.parts("/parts", c.Parts)
+	p.object("/metadata", &c.Metadata)
 	switch {
 	case c.Action == ActionInput && c.ID != "":
 		p.refID("/id", c.ID)

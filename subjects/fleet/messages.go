@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"parley/subjects"
@@ -198,7 +199,7 @@ type Requirements struct {
 	Unknown              Unknown           `json:",unknown"`
 }
 
-// Input is rich input; Brief is its text.
+// Input is rich input; Brief is its text, and is made of it when absent.
 type Input struct {
 	MessageID string          `json:"message_id,omitempty"`
 	ContextID string          `json:"context_id,omitempty"`
@@ -212,6 +213,14 @@ type Input struct {
 	Unknown             Unknown  `json:",unknown"`
 }
 
+// MessageExtras is what a message of A2A carries beside its id and its parts. The
+// fleet keeps it and passes it on.
+type MessageExtras struct {
+	Metadata         json.RawMessage `json:"metadata,omitzero"` // an object
+	Extensions       []string        `json:"extensions,omitempty"`
+	ReferenceTaskIDs []string        `json:"reference_task_ids,omitempty"`
+}
+
 // Part is an A2A part: exactly one of Text, Data, URL, Raw.
 type Part struct {
 	Text      *string         `json:"text,omitzero"`
@@ -221,6 +230,21 @@ type Part struct {
 	MediaType string          `json:"mediaType,omitempty"`
 	Filename  string          `json:"filename,omitempty"`
 	Unknown   Unknown         `json:",unknown"`
+}
+
+// TextOf is the text of parts, for who reads only text. What has parts and no text of
+// its own is read with it, so that senders need not send it twice.
+func TextOf(parts []Part) string {
+	var b strings.Builder
+	for i := range parts {
+		if t := parts[i].Text; t != nil && *t != "" {
+			if b.Len() > 0 {
+				b.WriteString("\n\n")
+			}
+			b.WriteString(*t)
+		}
+	}
+	return b.String()
 }
 
 // Ack is the reply to an offer. {"accepted":true} is enough; a refusal without
@@ -339,9 +363,11 @@ type Control struct {
 	Reason     *Reason         `json:"reason,omitempty"`
 	QuestionID string          `json:"question_id,omitempty"` // INPUT: the answer to this question,
 	ID         string          `json:"id,omitempty"`          // or the follow-up of this id
+	MessageID  string          `json:"message_id,omitempty"`  // INPUT: as its sender calls the answer or follow-up
 	Text       string          `json:"text,omitempty"`
 	Parts      []Part          `json:"parts,omitempty"`
-	Unknown    Unknown         `json:",unknown"`
+	MessageExtras
+	Unknown Unknown `json:",unknown"`
 }
 
 // Actions of Control.

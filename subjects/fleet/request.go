@@ -97,6 +97,10 @@ func (r *TaskCancel) check(p *problems) { p.taskID("/task_id", r.TaskID, true) }
 func (r *TaskAnswer) check(p *problems) {
 	p.taskID("/task_id", r.TaskID, true)
 	p.parts("/parts", r.Parts)
+	p.object("/metadata", &r.Metadata)
+	if r.Text == "" {
+		r.Text = TextOf(r.Parts)
+	}
 	if r.Text == "" && len(r.Parts) == 0 {
 		p.invalid("/text", "an answer needs text or parts")
 	}
@@ -108,6 +112,9 @@ func (r *TaskMessage) check(p *problems) {
 	p.object("/metadata", &r.Metadata)
 	if r.ID != "" {
 		p.refID("/id", r.ID)
+	}
+	if r.Text == "" {
+		r.Text = TextOf(r.Parts)
 	}
 	if r.Text == "" && len(r.Parts) == 0 {
 		p.invalid("/text", "a message needs text or parts")

@@ -36,6 +36,9 @@ type limits struct {
 var (
 	strict  = limits{size: MaxMessage, depth: MaxDepth}
 	trusted = limits{depth: maxReplyDepth} // what the fleet's own workers write
+
+	// repeating is for what repeats a message, its text beside its parts, and more.
+	repeating = limits{size: 3 * MaxMessage, depth: MaxDepth}
 )
 
 // decode reads a message of type typ. Its version is judged before anything

@@ -293,6 +293,8 @@ func restPath(op string, req proto.Message) (method, path string, body proto.Mes
 	case *a2apb.GetTaskPushNotificationConfigRequest:
 		path, method = "/tasks/"+r.GetTaskId()+"/pushNotificationConfigs/"+r.GetId(), http.MethodGet
 	case *a2apb.ListTaskPushNotificationConfigsRequest:
+		set("pageToken", r.GetPageToken())
+		set("pageSize", strconv.Itoa(int(r.GetPageSize())))
 		path, method = "/tasks/"+r.GetTaskId()+"/pushNotificationConfigs", http.MethodGet
 	case *a2apb.DeleteTaskPushNotificationConfigRequest:
 		path, method = "/tasks/"+r.GetTaskId()+"/pushNotificationConfigs/"+r.GetId(), http.MethodDelete

@@ -277,7 +277,7 @@ var natsChecks = []check{
 func TestNATSAlive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	address, _ := w.gateway(gateway.Config{KeepAlive: 20 * time.Millisecond, WriteTimeout: 10 * time.Second})
+	address, _ := w.gateway(gateway.Config{NATSAlive: 20 * time.Millisecond, WriteTimeout: 10 * time.Second})
 	c := &client{T: t, w: w, b: natsBinding{}, at: address, h: v10}
 	id := c.send(now("gate alive")).GetId()
 	w.await(t, id, working)
@@ -318,7 +318,7 @@ func TestNATSAlive(t *testing.T) {
 func TestNATSConfirmIsTheCallers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	address, _ := w.gateway(gateway.Config{KeepAlive: 20 * time.Millisecond, WriteTimeout: 30 * time.Second})
+	address, _ := w.gateway(gateway.Config{NATSAlive: 20 * time.Millisecond, WriteTimeout: 30 * time.Second})
 	c := &client{T: t, w: w, b: natsBinding{}, at: address, h: v10}
 	id := c.send(now("gate confirm")).GetId()
 	w.await(t, id, working)

@@ -1,6 +1,9 @@
 package conformance_test
 
 import (
+	"cmp"
+	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -8,6 +11,8 @@ import (
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"parley/bus/bustest"
 )
 
 const (
@@ -206,6 +211,31 @@ var operationChecks = []check{
 			c.Errorf("task %v, want the metadata in it", t)
 		}
 	}},
+	{"3.2.5", "MUST", "metadata, extensions and references of an answer or a follow-up are kept, and reach the agent", "", func(c *client) {
+		for _, brief := range []string{"ask all", "hear all"} {
+			first := say(brief)
+			if brief == "hear all" {
+				first = now(brief)
+			}
+			t := c.send(first)
+			m := say("more")
+			m.Message.TaskId = t.GetId()
+			m.Message.Metadata = object(map[string]any{"k": 1.0})
+			m.Message.Extensions, m.Message.ReferenceTaskIds = []string{"https://example.org/x"}, []string{"r"}
+			t = c.send(m)
+			c.state(t, completed)
+			h := t.GetHistory()[len(t.GetHistory())-1]
+			if h.GetMessageId() != "m-more" || h.GetMetadata().GetFields()["k"].GetNumberValue() != 1 || !slices.Equal(h.GetExtensions(), m.Message.Extensions) ||
+				!slices.Equal(h.GetReferenceTaskIds(), m.Message.ReferenceTaskIds) {
+				c.Errorf("%s: the history has %v", brief, h)
+			}
+			got := t.GetArtifacts()[0].GetParts()[0].GetData().GetStructValue().AsMap()
+			if got["message_id"] != "m-more" || !reflect.DeepEqual(got["metadata"], map[string]any{"k": 1.0}) ||
+				!reflect.DeepEqual(got["extensions"], []any{"https://example.org/x"}) || !reflect.DeepEqual(got["reference_task_ids"], []any{"r"}) {
+				c.Errorf("%s: the agent heard %v", brief, got)
+			}
+		}
+	}},
 	{"3.3.1", "MUST", "an idempotency key makes a repeat the same task", "", func(c *client) {
 		c.h = c.h.with("Idempotency-Key", "key-"+c.b.name())
 		one, two := c.send(say("echo once")), c.send(say("echo once"))
@@ -327,6 +357,29 @@ var operationChecks = []check{
 			c.Errorf("parts %v", p)
 		}
 	}},
+	{"4.1.6", "MUST", "data may be null", "", func(c *client) {
+		m := say("parts")
+		m.Message.Parts = append(m.Message.Parts, &a2apb.Part{Content: &a2apb.Part_Data{Data: structpb.NewNullValue()}})
+		t := c.send(m)
+		for what, parts := range map[string][]*a2apb.Part{"history": t.GetHistory()[0].GetParts(), "artifact": t.GetArtifacts()[0].GetParts()} {
+			if d, ok := parts[1].GetContent().(*a2apb.Part_Data); !ok || d.Data.GetKind() == nil || d.Data.AsInterface() != nil {
+				c.Errorf("the %s has the parts %v", what, parts)
+			}
+		}
+	}},
+	{"4.1.6", "SHOULD", "a text of nearly 1 MiB fits, in a first message and in an answer", "", func(c *client) {
+		long := strings.Repeat("é", 450_000)
+		first := say("json " + long)
+		first.Message.MessageId = "m"
+		c.state(c.send(first), completed)
+		m := say(long)
+		m.Message.TaskId, m.Message.MessageId = c.send(say("ask")).GetId(), "m"
+		t := c.send(m)
+		c.state(t, completed)
+		if got := output(t); got != long {
+			c.Errorf("the agent heard %d bytes, want %d", len(got), len(long))
+		}
+	}},
 	{"4.6", "MUST", "the terms of a task travel as an extension, and how it went comes back", "", func(c *client) {
 		m := say("json")
 		m.Message.Metadata = object(map[string]any{contractURI: map[string]any{"priority": "high", "required_capabilities": []any{}, "token_budget": 100}})
@@ -345,6 +398,39 @@ var operationChecks = []check{
 		m.Message.Metadata = object(map[string]any{contractURI: map[string]any{"model_tier": "none such"}})
 		if f := c.fails("SendMessage", m); f.reason != "INVALID_PARAMS" {
 			c.Errorf("a tier that is no word: %v", f)
+		}
+	}},
+	{"4.6.2", "MUST", "a task tells how it went to clients alone that have activated the extension, also in streams and notifications", "", func(c *client) {
+		plain := c.h
+		for _, active := range []bool{false, true} {
+			if c.h = plain; active {
+				c.h = plain.with("A2A-Extensions", contractURI)
+			}
+			told := func(what string, meta *structpb.Struct) {
+				c.Helper()
+				if got := meta.GetFields()[contractURI] != nil; got != active || !active && meta != nil {
+					c.Errorf("extension active %t: %s has the metadata %v", active, what, meta)
+				}
+			}
+			path := fmt.Sprintf("/reports-%s-%t", strings.ReplaceAll(c.b.name(), "+", "-"), active)
+			req := say("chunks")
+			req.Configuration = &a2apb.SendMessageConfiguration{TaskPushNotificationConfig: &a2apb.TaskPushNotificationConfig{Url: c.w.hooks.url + path}}
+			s := c.stream("SendStreamingMessage", req)
+			id := ""
+			for _, e := range c.rest(s) {
+				told("an event", reportIn(e.msg))
+				id = cmp.Or(id, e.msg.GetTask().GetId())
+			}
+			task := c.get(id)
+			told("a task", task.GetMetadata())
+			list := new(a2apb.ListTasksResponse)
+			c.call("ListTasks", &a2apb.ListTasksRequest{ContextId: task.GetContextId()}, list)
+			told("a listed task", list.GetTasks()[0].GetMetadata())
+			told("a sent task", c.send(say("echo")).GetMetadata())
+			bustest.Eventually(c.T, "every notification", func() bool { return len(c.w.hooks.at(path)) >= 7 })
+			for _, n := range c.w.hooks.at(path) {
+				told("a notification", reportIn(n.msg))
+			}
 		}
 	}},
 	{"4.6.3", "SHOULD", "an extension that is not known is ignored", "", func(c *client) {
@@ -367,4 +453,15 @@ var operationChecks = []check{
 		m.Tenant = "nobody"
 		c.state(c.send(m), rejected)
 	}},
+}
+
+// reportIn is the metadata of an event.
+func reportIn(m *a2apb.StreamResponse) *structpb.Struct {
+	switch {
+	case m.GetTask() != nil:
+		return m.GetTask().GetMetadata()
+	case m.GetStatusUpdate() != nil:
+		return m.GetStatusUpdate().GetMetadata()
+	}
+	return m.GetArtifactUpdate().GetMetadata()
 }

@@ -68,6 +68,33 @@ var pushChecks = []check{
 		}
 		c.is(c.fails("GetTaskPushNotificationConfig", &a2apb.GetTaskPushNotificationConfigRequest{TaskId: task, Id: made.GetId()}), taskNotFound)
 	}},
+	{"3.1.7", "MUST", "configs come in pages, and a page token that is none is refused", "", func(c *client) {
+		task := c.send(say("echo")).GetId()
+		for _, id := range []string{"a", "b", "c"} {
+			c.call("CreateTaskPushNotificationConfig", &a2apb.TaskPushNotificationConfig{TaskId: task, Id: id, Url: "https://example.org/" + id}, new(a2apb.TaskPushNotificationConfig))
+		}
+		ask := func(size int32, token string) *a2apb.ListTaskPushNotificationConfigsRequest {
+			return &a2apb.ListTaskPushNotificationConfigsRequest{TaskId: task, PageSize: size, PageToken: token}
+		}
+		var got []string
+		for token, n := "", 0; n == 0 || token != ""; n++ {
+			list := new(a2apb.ListTaskPushNotificationConfigsResponse)
+			c.call("ListTaskPushNotificationConfigs", ask(2, token), list)
+			for _, p := range list.GetConfigs() {
+				got = append(got, p.GetId())
+			}
+			token = list.GetNextPageToken()
+		}
+		if !slices.Equal(got, []string{"a", "b", "c"}) {
+			c.Errorf("configs %q", got)
+		}
+		for _, bad := range []*a2apb.ListTaskPushNotificationConfigsRequest{ask(2, "garbage"), ask(2, "Yg"), ask(2, "é"), ask(-1, "")} {
+			c.is(c.fails("ListTaskPushNotificationConfigs", bad), invalidParams)
+		}
+		for _, token := range []string{"garbage", "é", "MSA3IHggeA"} { // the last is "1 7 x x"
+			c.is(c.fails("ListTasks", &a2apb.ListTasksRequest{PageToken: token}), invalidParams)
+		}
+	}},
 	{"3.1.7", "MUST", "configs of unknown tasks, and addresses that are none, are refused", "", func(c *client) {
 		c.is(c.fails("CreateTaskPushNotificationConfig", &a2apb.TaskPushNotificationConfig{TaskId: "nothing", Url: "https://example.org"}), taskNotFound)
 		c.is(c.fails("DeleteTaskPushNotificationConfig", &a2apb.DeleteTaskPushNotificationConfigRequest{TaskId: "nothing", Id: "1"}), taskNotFound)

@@ -52,6 +52,26 @@ var streamChecks = []check{
 			c.Errorf("history %v, want the answer last", h)
 		}
 	}},
+	{"3.1.2", "SHOULD", "progress that the agent reports is a status in the stream, and no event to resume behind", "", func(c *client) {
+		gate := "progress-" + strings.ReplaceAll(c.b.name(), "+", "-")
+		s := c.stream("SendStreamingMessage", say("progress "+gate))
+		for range 2 {
+			c.next(s)
+		}
+		e := c.next(s)
+		u := e.msg.GetStatusUpdate()
+		if m := u.GetStatus().GetMessage(); m.GetParts()[0].GetText() != "halfway" || m.GetRole() != a2apb.Role_ROLE_AGENT || m.GetMessageId() == "" ||
+			u.GetStatus().GetState() != working || e.id != "" {
+			c.Errorf("%v (id %q), want the progress", e.msg, e.id)
+		}
+		c.w.pass(gate)
+		if got, want := story(c.rest(s)), "result. completed"; got != want {
+			c.Errorf("then %s, want %s", got, want)
+		}
+		if h := c.get(u.GetTaskId()).GetHistory(); len(h) != 1 {
+			c.Errorf("the history is %v, want the caller's message", h)
+		}
+	}},
 	{"3.1.6", "MUST", "SubscribeToTask begins with the task as it is and ends with its end", "", func(c *client) {
 		gate := "subscribe-" + c.b.name()
 		t := c.send(now("gate " + gate))

@@ -199,10 +199,19 @@ func (w *world) act(ctx context.Context, id subjects.AgentID, t *agent.Task) (fl
 		if rest == "twice" && err == nil {
 			a, err = t.Ask(ctx, "really?")
 		}
+		if rest == "all" {
+			return fleet.Result{Output: fleet.MustEncode(a)}, err
+		}
 		return agent.Text(a.Text), err
 	case "hear":
 		m, err := t.FollowUp(ctx, 0)
+		if rest == "all" {
+			return fleet.Result{Output: fleet.MustEncode(m)}, err
+		}
 		return agent.Text(m.Text), err
+	case "progress":
+		t.Progress("halfway", 50, 0)
+		fallthrough
 	case "gate":
 		select {
 		case <-w.gate(rest):

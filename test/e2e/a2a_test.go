@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -87,11 +88,17 @@ func upWithA2A(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
 	up := start(t, dir, program{
 		name: "up", path: parleyBinary(t),
 		args: []string{
-			"up", "--data", filepath.Join(dir, "jetstream"), "--port", "-1", "--http", "127.0.0.1:0", "--sync=1m",
-			"--webhook-allow", "127.0.0.1", "--a2a-key", filepath.Join(dir, "key.pem"),
+			"up", "--data", filepath.Join(dir, "jetstream"), "--port", "-1", "--http", address, "--sync=1m",
+			"--webhook-allow", "127.0.0.1", "--a2a-key", filepath.Join(dir, "key.pem"), "--a2a-url", "http://" + address,
 			"-o", "json", "--log-format", "text",
 		},
 	})

@@ -31,6 +31,7 @@ type far struct {
 	traces   []string       // traceparent of each message's request
 	canceled int
 	calls    map[string]int // of the server, by method
+	sends    int            // messages, over HTTP
 	fault    func(rw http.ResponseWriter, r *http.Request, method string, n int) http.ResponseWriter
 	down     bool
 }
@@ -110,6 +111,9 @@ func (f *far) serve(next http.Handler, rw http.ResponseWriter, r *http.Request) 
 	}
 	f.mu.Lock()
 	f.calls[method]++
+	if strings.HasPrefix(method, "Send") || strings.Contains(r.URL.Path, "/message:") {
+		f.sends++
+	}
 	fault, n := f.fault, f.calls[method]
 	f.mu.Unlock()
 	if fault != nil {

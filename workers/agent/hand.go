@@ -506,7 +506,7 @@ func (a *hand) input(c *fleet.Control) bool {
 		return false
 	}
 	if c.ID != "" {
-		h.followUpLocked(fleet.Message{ID: c.ID, Text: c.Text, Parts: c.Parts})
+		h.followUpLocked(fleet.Message{ID: c.ID, MessageID: c.MessageID, Text: c.Text, Parts: c.Parts, MessageExtras: c.MessageExtras})
 		return true
 	}
 	if h.answered[c.QuestionID] {
@@ -517,7 +517,7 @@ func (a *hand) input(c *fleet.Control) bool {
 		return false
 	}
 	h.answered[c.QuestionID] = true
-	q.answer <- fleet.Answer{QuestionID: c.QuestionID, Text: c.Text, Parts: c.Parts}
+	q.answer <- fleet.Answer{QuestionID: c.QuestionID, MessageID: c.MessageID, Text: c.Text, Parts: c.Parts, MessageExtras: c.MessageExtras}
 	q.arrived()
 	return true
 }

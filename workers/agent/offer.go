@@ -19,7 +19,7 @@ import (
 // spent. The work begins once the answer is sent.
 func (w *Worker) onOffer(life context.Context, m bus.Msg) {
 	now := time.Now()
-	d, err := fleet.DecodeDispatch(m.Data)
+	d, err := fleet.DecodeOffer(m.Data)
 	if err == nil && d.Task.TaskID == "" {
 		err = subjects.Errorf(subjects.CodeInvalidMessage, "an offer names its task").At("/task/task_id")
 	}

@@ -100,7 +100,7 @@ func (w *Worker) fleetCard(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return w.cardBody(card, at)
+	return w.cardBody(card)
 }
 
 func (w *Worker) post(ctx context.Context, client *http.Client, card []byte) error {

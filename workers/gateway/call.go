@@ -47,6 +47,10 @@ func (c *call) activate(uris []string) {
 	}
 }
 
+// wantsReports reports whether the caller has activated the extension by which tasks
+// tell how they are.
+func (c *call) wantsReports() bool { return slices.Contains(c.active, ContractURI) }
+
 // params are the service parameters of a request: headers, or gRPC metadata.
 type params interface{ Values(name string) []string }
 
@@ -92,7 +96,7 @@ func (w *Worker) admitAs(id subjects.AgentID, p params, version func() error) (*
 		return nil, err
 	}
 	c := &call{
-		from: id, extensions: splitList(p.Values(headerExtensions)),
+		from: id, extensions: splitList(slices.Concat(p.Values(headerExtensions), p.Values(legacyExtensions))),
 		key: first(p, headerIdempotent), lastEventID: first(p, headerLastEvent),
 	}
 	if t := first(p, headerTraceparent); fleet.ValidTraceparent(t) {

@@ -13,7 +13,10 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/api/annotations"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
@@ -250,8 +253,8 @@ func healthOf(all []fleet.AgentView) *structpb.Struct {
 	return toStruct(told)
 }
 
-// cardJSON is a card as the specification wants it: required members are there
-// even when they are empty.
+// cardJSON is a card as the specification wants it (5.7): the fields that are set,
+// and those that are required even when they are empty.
 func cardJSON(c *a2apb.AgentCard) ([]byte, error) {
 	data, err := protojson.Marshal(c)
 	if err != nil {
@@ -261,7 +264,52 @@ func cardJSON(c *a2apb.AgentCard) ([]byte, error) {
 	if err := json.Unmarshal(data, &m); err != nil {
 		return nil, err
 	}
+	addRequired(c.ProtoReflect(), m)
 	return json.Marshal(m) // keys in order: the same card has the same bytes
+}
+
+// addRequired adds to the JSON of a message what is required and empty, of the
+// messages within, too.
+func addRequired(m protoreflect.Message, object map[string]any) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		value, there := object[fd.JSONName()]
+		switch {
+		case !there && isRequired(fd):
+			if fd.IsList() {
+				object[fd.JSONName()] = []any{}
+			} else if fd.Kind() == protoreflect.StringKind {
+				object[fd.JSONName()] = ""
+			}
+		case !there || fd.Message() == nil:
+		case fd.IsMap():
+			of, _ := value.(map[string]any)
+			m.Get(fd).Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+				if in, ok := of[k.String()].(map[string]any); ok && fd.MapValue().Message() != nil {
+					addRequired(v.Message(), in)
+				}
+				return true
+			})
+		case fd.IsList():
+			of, _ := value.([]any)
+			for i, list := 0, m.Get(fd).List(); i < min(len(of), list.Len()); i++ {
+				if in, ok := of[i].(map[string]any); ok {
+					addRequired(list.Get(i).Message(), in)
+				}
+			}
+		case fd.Message().ParentFile().Package() == m.Descriptor().ParentFile().Package(): // a Struct is JSON as it is
+			if in, ok := value.(map[string]any); ok {
+				addRequired(m.Get(fd).Message(), in)
+			}
+		}
+	}
+}
+
+// isRequired reports whether the protocol requires a field.
+func isRequired(fd protoreflect.FieldDescriptor) bool {
+	behaviors, _ := proto.GetExtension(fd.Options(), annotations.E_FieldBehavior).([]annotations.FieldBehavior)
+	return slices.Contains(behaviors, annotations.FieldBehavior_REQUIRED)
 }
 
 // cardPage is a card as it is sent.
@@ -329,7 +377,7 @@ func (w *Worker) servedCard(r *http.Request, at base) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	body, err := w.cardBody(card, at)
+	body, err := w.cardBody(card)
 	if err != nil || w.signer != nil && !strings.HasSuffix(r.URL.Path, legacyCardPath) {
 		return body, err
 	}
@@ -337,12 +385,11 @@ func (w *Worker) servedCard(r *http.Request, at base) ([]byte, error) {
 }
 
 // cardBody is a card as it is sent.
-func (w *Worker) cardBody(card *a2apb.AgentCard, at base) ([]byte, error) {
-	body, err := cardJSON(card)
-	if err != nil {
+func (w *Worker) cardBody(card *a2apb.AgentCard) ([]byte, error) {
+	if err := w.sign(card); err != nil {
 		return nil, err
 	}
-	return w.signed(body, at)
+	return cardJSON(card)
 }
 
 // getExtendedAgentCard is the operation GetExtendedAgentCard: the card of whom
@@ -360,7 +407,7 @@ func (w *Worker) getExtendedAgentCard(ctx context.Context, c *call, req *a2apb.G
 		return nil, err
 	}
 	card.Description += "; you are " + string(c.from)
-	return card, nil
+	return card, w.sign(card)
 }
 
 // serveAgents lists the registry: every agent with its card's address.

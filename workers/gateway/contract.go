@@ -15,7 +15,8 @@ import (
 )
 
 // ContractURI names the extension by which a message carries the terms of its
-// task, and a task tells how it went. A change that breaks it gets another URI.
+// task, and a task tells how it went, to clients that have activated it. A change that
+// breaks it gets another URI.
 const ContractURI = fleet.ContractURI
 
 // Contract is what a message's metadata may hold under ContractURI. Absent

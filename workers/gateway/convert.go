@@ -41,8 +41,8 @@ func fleetParts(field string, in []*a2apb.Part) ([]fleet.Part, error) {
 			q.URL = c.Url
 		case *a2apb.Part_Data:
 			data, err := structJSON(c.Data)
-			if err != nil || string(data) == "null" {
-				return nil, badField(at, "data must be a JSON value other than null")
+			if err != nil {
+				return nil, badField(at, "data must be a JSON value")
 			}
 			q.Data = data
 		default:
@@ -133,20 +133,6 @@ func outputPart(output json.RawMessage) *a2apb.Part {
 		return &a2apb.Part{Content: &a2apb.Part_Text{Text: clean(text)}, MediaType: "text/plain"}
 	}
 	return &a2apb.Part{Content: &a2apb.Part_Data{Data: valueOf(output)}, MediaType: "application/json"}
-}
-
-// textOf is the text of a message: what an agent that knows only text reads.
-func textOf(parts []fleet.Part) string {
-	var b strings.Builder
-	for i := range parts {
-		if t := parts[i].Text; t != nil && *t != "" {
-			if b.Len() > 0 {
-				b.WriteString("\n\n")
-			}
-			b.WriteString(*t)
-		}
-	}
-	return b.String()
 }
 
 // partsOf are the parts of what has parts, or a text, or both.

@@ -2,7 +2,9 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"log/slog"
 	"slices"
@@ -121,9 +123,86 @@ type watch struct {
 	task subjects.TaskID
 	wake chan struct{} // capacity 1
 
+	onProgress func(said) (early bool, err error) // called by follow; nil: nobody wants to know
+
 	mu     sync.Mutex
 	queue  []*fleet.Event
-	missed bool // some were dropped: read the store
+	missed bool  // some were dropped: read the store
+	said   *said // the latest progress that was not told yet
+}
+
+// said is progress that an agent reports.
+type said struct {
+	agent   subjects.AgentID
+	attempt int // 0: it does not say
+	text    string
+	at      time.Time
+}
+
+// progress takes in a message of the agents that is no record.
+func (f *feed) progress(m bus.Msg) {
+	vars, ok := subjects.Tokens(subjects.ProgressPattern, m.Subject)
+	if !ok {
+		return
+	}
+	id := subjects.TaskID(vars[1])
+	f.mu.Lock()
+	watched := len(f.heard[id]) > 0
+	f.mu.Unlock()
+	if !watched {
+		return
+	}
+	p, err := fleet.DecodeProgress(m.Data)
+	if err != nil || p.Text == "" || p.Artifact != nil || p.Question != nil {
+		return
+	}
+	s := &said{subjects.AgentID(vars[0]), p.Attempt, p.Text, time.Now()}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.heard[id] {
+		w.mu.Lock()
+		w.said = s
+		w.mu.Unlock()
+		w.kick()
+	}
+}
+
+// sendProgress has follow send progress, too: between records the latest as of p, once
+// p has the record since. What a slow reader misses is not kept.
+func (w *watch) sendProgress(p *picture, since uint64, send func(frame) error) {
+	w.onProgress = func(s said) (early bool, err error) {
+		f, early := p.progress(s, string(w.task)+"-"+rand.Text())
+		if f == nil || p.seq < since {
+			return early || p.seq < since, nil
+		}
+		return false, send(*f)
+	}
+}
+
+// tellProgress tells the latest progress that was not told yet. What is early waits
+// for the next record.
+func (w *watch) tellProgress() error {
+	w.mu.Lock()
+	s := w.said
+	w.said = nil
+	w.mu.Unlock()
+	if s == nil || w.onProgress == nil {
+		return nil
+	}
+	early, err := w.onProgress(*s)
+	if early {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.said = cmp.Or(w.said, s)
+	}
+	return err
+}
+
+func (w *watch) kick() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
 }
 
 // watch begins to hear of a task; end it with unwatch.
@@ -155,10 +234,7 @@ func (w *watch) add(ev *fleet.Event) {
 	if !w.missed {
 		w.queue = append(w.queue, ev)
 	}
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	w.kick()
 }
 
 // take empties the queue; missed says that some are not in it.
@@ -205,6 +281,9 @@ func (w *Worker) follow(ctx context.Context, from subjects.AgentID, x *watch, af
 		if history {
 			continue
 		}
+		if err := x.tellProgress(); err != nil {
+			return stopped(ctx, err)
+		}
 		select {
 		case <-x.wake:
 		case <-ctx.Done():
@@ -244,10 +323,10 @@ func (w *Worker) events(ctx context.Context, from subjects.AgentID, id subjects.
 	}
 }
 
-// picture reads a task as it is now.
-func (w *Worker) picture(ctx context.Context, from subjects.AgentID, id subjects.TaskID) (*picture, error) {
-	p := &picture{quiet: true}
-	err := w.events(ctx, from, id, 0, func(ev *fleet.Event) error { p.add(ev); return nil })
+// picture reads a task as it is now, as the caller sees it.
+func (w *Worker) picture(ctx context.Context, c *call, id subjects.TaskID) (*picture, error) {
+	p := &picture{quiet: true, reports: c.wantsReports()}
+	err := w.events(ctx, c.from, id, 0, func(ev *fleet.Event) error { p.add(ev); return nil })
 	if err == nil && p.task == nil {
 		err = noTask(id)
 	}

@@ -41,6 +41,7 @@ func stateOf(s fleet.State) a2apb.TaskState {
 
 // frame is one event of a stream. Its id says where a stream goes on: after
 // the record of that number, or with ".k" after k frames of the one behind it.
+// Progress is no record and has no id: a stream goes on behind the event before.
 type frame struct {
 	id  string
 	msg *a2apb.StreamResponse // nil: the stream has begun, and nothing is to be told yet
@@ -54,6 +55,8 @@ type picture struct {
 	result *fleet.Result // once it has ended
 	inputs []input       // what callers have added, in order
 	quiet  bool          // nobody wants frames; report is called when the task is wanted
+
+	reports bool // the client has activated the extension: it is told how the task is
 }
 
 // input is a follow-up or an answer, and the record that took it.
@@ -77,8 +80,7 @@ func (p *picture) add(ev *fleet.Event) []frame {
 		p.begin(ev)
 	}
 	if d := ev.Data.Message; d != nil {
-		p.task.History = append(p.task.History, p.message(a2apb.Role_ROLE_USER, pick(d.MessageID, d.ID), partsOf(d.Text, d.Parts)))
-		p.task.History[len(p.task.History)-1].Metadata = structOf(d.Metadata)
+		p.task.History = append(p.task.History, p.said(pick(d.MessageID, d.ID), d.Text, d.Parts, d.MessageExtras))
 	}
 	if a := ev.Data.Artifact; a != nil {
 		out = append(out, p.artifact(&a2apb.Artifact{
@@ -111,8 +113,30 @@ func (p *picture) add(ev *fleet.Event) []frame {
 	return frames
 }
 
-// report says in the task's metadata how it is.
+// progress is what a stream tells of the progress that an agent reports; nil if the
+// agent is not the one at work. It is early where its attempt has no record yet. id is
+// that of the message.
+func (p *picture) progress(s said, id string) (f *frame, early bool) {
+	switch {
+	case p.last == nil || p.last.State == fleet.StateQueued || s.attempt > p.last.Attempt:
+		return nil, true
+	case p.last.State != fleet.StateWorking || p.last.AgentID != s.agent || s.attempt != 0 && s.attempt != p.last.Attempt:
+		return nil, false
+	}
+	p.report()
+	return &frame{msg: &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_StatusUpdate{StatusUpdate: &a2apb.TaskStatusUpdateEvent{
+		TaskId: p.task.Id, ContextId: p.task.ContextId, Metadata: p.task.Metadata,
+		Status: &a2apb.TaskStatus{
+			State: a2apb.TaskState_TASK_STATE_WORKING, Message: p.message(a2apb.Role_ROLE_AGENT, id, partsOf(s.text, nil)), Timestamp: stamp(s.at),
+		},
+	}}}}, false
+}
+
+// report says in the task's metadata how it is, if the client wants to know.
 func (p *picture) report() {
+	if !p.reports {
+		return
+	}
 	p.task.Metadata = toStruct(map[string]any{ContractURI: contractOf(p.last, p.result)})
 }
 
@@ -153,10 +177,16 @@ func (p *picture) begin(ev *fleet.Event) {
 	if in == nil {
 		in = &fleet.Input{}
 	}
-	m := p.message(a2apb.Role_ROLE_USER, pick(in.MessageID, string(ev.TaskID)), partsOf(d.Brief, in.Parts))
-	m.Metadata = structOf(in.Metadata)
-	m.Extensions, m.ReferenceTaskIds = in.Extensions, in.ReferenceTaskIDs
-	p.task.History = append(p.task.History, m)
+	p.task.History = append(p.task.History, p.said(pick(in.MessageID, string(ev.TaskID)), d.Brief, in.Parts, fleet.MessageExtras{
+		Metadata: in.Metadata, Extensions: in.Extensions, ReferenceTaskIDs: in.ReferenceTaskIDs,
+	}))
+}
+
+// said is a message of the caller's.
+func (p *picture) said(id, text string, parts []fleet.Part, more fleet.MessageExtras) *a2apb.Message {
+	m := p.message(a2apb.Role_ROLE_USER, id, partsOf(text, parts))
+	m.Metadata, m.Extensions, m.ReferenceTaskIds = structOf(more.Metadata), more.Extensions, more.ReferenceTaskIDs
+	return m
 }
 
 func (p *picture) message(role a2apb.Role, id string, parts []*a2apb.Part) *a2apb.Message {
@@ -177,7 +207,7 @@ func (p *picture) status(ev *fleet.Event) {
 		p.task.History = append(p.task.History, before)
 	}
 	if a := ev.Data.Answer; a != nil {
-		p.task.History = append(p.task.History, p.message(a2apb.Role_ROLE_USER, pick(a.MessageID, a.QuestionID+"-answer"), partsOf(a.Text, a.Parts)))
+		p.task.History = append(p.task.History, p.said(pick(a.MessageID, a.QuestionID+"-answer"), a.Text, a.Parts, a.MessageExtras))
 	}
 	p.task.Status = &a2apb.TaskStatus{State: stateOf(ev.State), Message: p.says(ev), Timestamp: stamp(ev.Time)}
 }
@@ -279,10 +309,25 @@ func (p *picture) artifact(a *a2apb.Artifact, more, last bool) *a2apb.StreamResp
 	if p.quiet {
 		return nil
 	}
-	return &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_ArtifactUpdate{ArtifactUpdate: &a2apb.TaskArtifactUpdateEvent{
-		TaskId: p.task.Id, ContextId: p.task.ContextId, Artifact: told, Append: more, LastChunk: last,
-		Metadata: toStruct(map[string]any{ContractURI: map[string]any{"seq": p.seq}}),
-	}}}
+	update := &a2apb.TaskArtifactUpdateEvent{TaskId: p.task.Id, ContextId: p.task.ContextId, Artifact: told, Append: more, LastChunk: last}
+	if p.reports {
+		update.Metadata = toStruct(map[string]any{ContractURI: map[string]any{"seq": p.seq}})
+	}
+	return &a2apb.StreamResponse{Payload: &a2apb.StreamResponse_ArtifactUpdate{ArtifactUpdate: update}}
+}
+
+// withoutReport is an event for who has not activated the extension.
+func withoutReport(msg *a2apb.StreamResponse) *a2apb.StreamResponse {
+	msg = cloned(msg)
+	switch e := msg.GetPayload().(type) {
+	case *a2apb.StreamResponse_Task:
+		e.Task.Metadata = nil
+	case *a2apb.StreamResponse_StatusUpdate:
+		e.StatusUpdate.Metadata = nil
+	case *a2apb.StreamResponse_ArtifactUpdate:
+		e.ArtifactUpdate.Metadata = nil
+	}
+	return msg
 }
 
 // interrupted reports whether the task waits for somebody.

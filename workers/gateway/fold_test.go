@@ -44,7 +44,7 @@ func TestFrames(t *testing.T) {
 		{Kind: fleet.KindOutcome, State: fleet.StateDone, Data: fleet.Data{Result: []byte(
 			`{"status":"done","tokens_spent":3,"next_steps":[],"blocked_reason":null,"output":"yes","artifacts":{"pr":1}}`)}},
 	}
-	p := new(picture)
+	p := &picture{reports: true}
 	var got []string
 	for i := range records {
 		ev := &records[i]
@@ -96,7 +96,7 @@ func TestOutcomes(t *testing.T) {
 		{fleet.StateDone, nil, `{"status":"done","as_message":true,"output":"hi","tokens_spent":0,"next_steps":[],"blocked_reason":null}`, "hi"},
 		{fleet.StateError, &fleet.Reason{Code: subjects.CodeAgentError}, `not JSON`, "agent_error"},
 	} {
-		p := new(picture)
+		p := &picture{reports: true}
 		p.add(&fleet.Event{TaskID: "t", Seq: 1, Kind: fleet.KindOutcome, State: tt.state, Reason: tt.reason, Data: fleet.Data{Result: []byte(tt.result)}})
 		if got := p.task.GetStatus().GetMessage().GetParts()[0].GetText(); got != tt.want {
 			t.Errorf("%s says %q, want %q", tt.state, got, tt.want)

@@ -9,6 +9,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
@@ -24,11 +27,28 @@ type rpcServer struct {
 }
 
 func newGRPC(w *Worker) *grpc.Server {
-	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxBody))
+	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxBody), grpc.ForceServerCodecV2(sameBytes{encoding.GetCodecV2(grpcproto.Name)}))
 	own := &rpcServer{w: w}
 	a2apb.RegisterA2AServiceServer(s, own)
 	own.legacyGRPC().RegisterWith(s)
 	return s
+}
+
+// sameBytes is the codec of protocol buffers that writes the same message with the
+// same bytes: maps in the order of their keys.
+type sameBytes struct{ encoding.CodecV2 }
+
+// Marshal writes a message.
+func (c sameBytes) Marshal(v any) (mem.BufferSlice, error) {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return c.CodecV2.Marshal(v)
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	return mem.BufferSlice{mem.SliceBuffer(data)}, nil
 }
 
 // grpcParams are the service parameters of gRPC: metadata.

@@ -192,7 +192,11 @@ func (w *Worker) admitHTTP(rw http.ResponseWriter, r *http.Request, legacy bool)
 	}
 	patient(rw)
 	c.base = w.baseOf(r)
-	c.activated = func(uris []string) { rw.Header()[headerExtensions] = []string{strings.Join(uris, ",")} }
+	echo := headerExtensions
+	if legacy {
+		echo = legacyExtensions
+	}
+	c.activated = func(uris []string) { rw.Header()[echo] = []string{strings.Join(uris, ",")} }
 	c.activate(c.active)
 	return c, nil
 }
@@ -331,7 +335,11 @@ func (s *sse) frame(f frame) error {
 	if data, err = s.wrap(data); err != nil {
 		return err
 	}
-	return s.write("id: " + f.id + "\ndata: " + string(data) + "\n\n")
+	event := "data: " + string(data) + "\n\n"
+	if f.id != "" {
+		event = "id: " + f.id + "\n" + event
+	}
+	return s.write(event)
 }
 
 func (s *sse) write(text string) error {

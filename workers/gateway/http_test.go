@@ -69,3 +69,12 @@ func untaken(t *testing.T, page http.Handler, path, body string) {
 		t.Error("a reader that takes nothing is kept")
 	}
 }
+
+// TestKeepAlive: the official Python client takes a stream for lost in which nothing
+// comes for 5 s.
+func TestKeepAlive(t *testing.T) {
+	t.Parallel()
+	if each := (Config{}).withDefaults().KeepAlive; each > 4*time.Second {
+		t.Errorf("a quiet stream has a comment every %s, want 4s at most", each)
+	}
+}

@@ -3,11 +3,14 @@ package gateway
 import (
 	"encoding/json"
 	"net/http"
+	"strings"
 	"time"
 
-	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
 	gojson "github.com/go-json-experiment/json"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"parley/subjects"
 )
 
 // rpcRequest is a JSON-RPC 2.0 request.
@@ -69,8 +72,24 @@ func firstByte(b []byte) byte {
 	return b[0]
 }
 
-// serveRPC serves the JSON-RPC binding.
-func (w *Worker) serveRPC(rw http.ResponseWriter, r *http.Request) {
+// serveRPC serves the JSON-RPC binding for the fleet.
+func (w *Worker) serveRPC(rw http.ResponseWriter, r *http.Request) { w.serveRPCFor(rw, r, "") }
+
+// rpcPath reads a path below pathRPC at which JSON-RPC is served: the fleet's with
+// a slash behind it, as some clients write it, or that of one agent.
+func rpcPath(r *http.Request) (agent subjects.AgentID, ok bool) {
+	name := strings.TrimPrefix(r.URL.Path, pathRPC+"/")
+	if name == "" {
+		return "", true
+	}
+	name = strings.TrimSuffix(name, "/")
+	agent, err := subjects.ParseAgentID(name)
+	return agent, err == nil && r.Method == http.MethodPost && !collection(name)
+}
+
+// serveRPCFor serves the JSON-RPC binding for one agent, or for the fleet if agent
+// is "".
+func (w *Worker) serveRPCFor(rw http.ResponseWriter, r *http.Request, agent subjects.AgentID) {
 	if r.Method != http.MethodPost {
 		rw.Header().Set("Allow", http.MethodPost)
 		w.rpcFault(rw, r, nullID, http.StatusMethodNotAllowed, faultf(kindInvalidRequest, "JSON-RPC is spoken by POST"))
@@ -87,7 +106,7 @@ func (w *Worker) serveRPC(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if isLegacyRPC(r, q.Method) {
-		w.serveLegacy(rw, r, "", "/", body, a2av0.NewJSONRPCHandler)
+		w.serveLegacyRPC(rw, r, agent, q.ID, body)
 		return
 	}
 	c, err := w.admitHTTP(rw, r, false)
@@ -101,6 +120,9 @@ func (w *Worker) serveRPC(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	req, err := rpcParams(op, q.Params)
+	if err == nil {
+		err = setTenant(req, agent)
+	}
 	if err != nil {
 		w.rpcFault(rw, r, q.ID, 0, err)
 		return
@@ -137,6 +159,21 @@ func rpcParams(op *operation, params json.RawMessage) (proto.Message, error) {
 		return req, decode(params, req)
 	}
 	return nil, faultf(kindInvalidParams, "params must be an object")
+}
+
+// setTenant sets the tenant of a request whose path names it; the request itself
+// must not name another one.
+func setTenant(req proto.Message, agent subjects.AgentID) error {
+	m := req.ProtoReflect()
+	fd := m.Descriptor().Fields().ByName("tenant")
+	if fd == nil || agent == "" {
+		return nil
+	}
+	if own := m.Get(fd).String(); own != "" && own != string(agent) {
+		return badField("tenant", "the path names another one")
+	}
+	m.Set(fd, protoreflect.ValueOfString(string(agent)))
+	return nil
 }
 
 // rpcFault answers an error. Those of the protocol travel in a response of

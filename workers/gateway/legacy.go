@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
@@ -19,7 +20,6 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2apb/v1/pbconv"
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"parley/subjects"
 )
@@ -32,6 +32,8 @@ const (
 	legacyREST     = "/v1/" // below pathRPC
 	legacyPathGRPC = "/a2a.v1.A2AService/"
 	legacyCardPath = "/.well-known/agent.json"
+
+	legacyExtensions = "X-A2A-Extensions"
 )
 
 // isLegacy reports whether a version, as a request names it, is 0.3. A request
@@ -47,8 +49,8 @@ func isLegacyRPC(r *http.Request, method string) bool {
 	return strings.Contains(method, "/") && isLegacy(pick(r.Header.Get(headerVersion), queryVersion(r)))
 }
 
-// legacyPath reads a path of version 0.3, below pathRPC: what it asks for, ""
-// for JSON-RPC, and of which agent, which 0.3 has no other way to say.
+// legacyPath reads a path of HTTP+JSON of version 0.3, below pathRPC: what it asks
+// for, and of which agent, which 0.3 has no other way to say.
 func legacyPath(r *http.Request) (agent subjects.AgentID, path string, ok bool) {
 	if !isLegacy(pick(r.Header.Get(headerVersion), queryVersion(r))) {
 		return "", "", false
@@ -59,11 +61,8 @@ func legacyPath(r *http.Request) (agent subjects.AgentID, path string, ok bool) 
 	}
 	name, rest, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
 	agent, err := subjects.ParseAgentID(name)
-	switch {
-	case err != nil || name == "tasks" || name == "extendedAgentCard":
+	if err != nil || collection(name) {
 		return "", "", false
-	case rest == "":
-		return agent, "", r.Method == http.MethodPost
 	}
 	return agent, "/" + rest, strings.HasPrefix("/"+rest, legacyREST)
 }
@@ -82,25 +81,35 @@ func (w *Worker) serveLegacyPath(rw http.ResponseWriter, r *http.Request) bool {
 			return true
 		}
 	}
-	if path == "" {
-		w.serveLegacy(rw, r, agent, "/", body, a2av0.NewJSONRPCHandler)
-	} else {
-		w.serveLegacy(rw, r, agent, path, body, a2av0.NewRESTHandler)
+	c, err := w.admitHTTP(rw, r, true)
+	if err != nil {
+		w.restFault(rw, r, err)
+		return true
 	}
+	w.serveLegacy(rw, r, c, agent, path, body, a2av0.NewRESTHandler)
 	return true
+}
+
+// serveLegacyRPC serves a JSON-RPC request of version 0.3 that was read.
+func (w *Worker) serveLegacyRPC(rw http.ResponseWriter, r *http.Request, agent subjects.AgentID, id json.RawMessage, body []byte) {
+	c, err := w.admitHTTP(rw, r, true)
+	if err != nil {
+		f := w.told(rw, r, err)
+		rw.Header()[headerVersion] = []string{legacyVersion}
+		writeJSON(rw, f.kind.http, "application/json", json.RawMessage(mendError(mustJSON(rpcFailure{"2.0", id, f.rpcError(time.Now())}))))
+		return
+	}
+	w.serveLegacy(rw, r, c, agent, "/", body, a2av0.NewJSONRPCHandler)
 }
 
 // legacyHandler makes one of the SDK's handlers of version 0.3.
 type legacyHandler func(a2asrv.RequestHandler, ...a2asrv.TransportOption) http.Handler
 
-// serveLegacy serves a request of version 0.3 whose body, if it has one, was
-// read.
-func (w *Worker) serveLegacy(rw http.ResponseWriter, r *http.Request, agent subjects.AgentID, path string, body []byte, handler legacyHandler) {
-	c, err := w.admitHTTP(rw, r, true)
-	if err != nil {
-		w.restFault(rw, r, err)
-		return
-	}
+// serveLegacy serves a request of version 0.3 that was admitted, and whose body, if
+// it has one, was read.
+func (w *Worker) serveLegacy(
+	rw http.ResponseWriter, r *http.Request, c *call, agent subjects.AgentID, path string, body []byte, handler legacyHandler,
+) {
 	rw.Header()[headerVersion] = []string{legacyVersion}
 	ctx, cancel := w.during(r.Context())
 	defer cancel()
@@ -197,7 +206,9 @@ func through[Q, R proto.Message, S any](
 	if err != nil {
 		return out, l.told(badField("params", clip(err.Error())))
 	}
-	l.pin(q)
+	if err := setTenant(q, l.agent); err != nil {
+		return out, l.told(err)
+	}
 	ctx, cancel := l.w.during(ctx)
 	defer cancel()
 	m, err := l.w.ops[name].unary(ctx, c, q)
@@ -224,7 +235,10 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 			yield(nil, l.told(badField("params", clip(err.Error()))))
 			return
 		}
-		l.pin(q)
+		if err := setTenant(q, l.agent); err != nil {
+			yield(nil, l.told(err))
+			return
+		}
 		during, cancel := l.w.during(ctx)
 		defer cancel()
 		began, gone := false, false
@@ -246,14 +260,6 @@ func stream[Q proto.Message](ctx context.Context, l *legacy, name string, req fu
 		if err != nil && !gone && (stopping && !began || !stopping && ctx.Err() == nil) {
 			yield(nil, l.told(err))
 		}
-	}
-}
-
-// pin sets the tenant of a request, which version 0.3 does not have.
-func (l *legacy) pin(q proto.Message) {
-	m := q.ProtoReflect()
-	if fd := m.Descriptor().Fields().ByName("tenant"); fd != nil && l.agent != "" {
-		m.Set(fd, protoreflect.ValueOfString(string(l.agent)))
 	}
 }
 
@@ -315,7 +321,10 @@ func (l *legacy) DeleteTaskPushConfig(ctx context.Context, q *a2a.DeleteTaskPush
 
 // GetExtendedAgentCard serves the operation of its name.
 func (l *legacy) GetExtendedAgentCard(ctx context.Context, q *a2a.GetExtendedAgentCardRequest) (*a2a.AgentCard, error) {
-	return through(ctx, l, opCard, from(pbconv.ToProtoGetExtendedAgentCardRequest, q), pbconv.FromProtoAgentCard)
+	return through(ctx, l, opCard, from(pbconv.ToProtoGetExtendedAgentCardRequest, q), func(card *a2apb.AgentCard) (*a2a.AgentCard, error) {
+		card.Signatures = nil // they hold for the card of 1.0
+		return pbconv.FromProtoAgentCard(card)
+	})
 }
 
 // withLegacy adds to a card what clients of version 0.3 read of it. Those of 1.0
@@ -350,6 +359,7 @@ func withLegacy(ctx context.Context, body []byte, card *a2apb.AgentCard, at base
 	if err := errors.Join(json.Unmarshal(body, &now), json.Unmarshal(data, &old)); err != nil {
 		return nil, err
 	}
+	delete(now, "signatures") // they hold for the card of 1.0
 	for _, name := range []string{"url", "protocolVersion", "preferredTransport", "additionalInterfaces", "supportsAuthenticatedExtendedCard"} {
 		if v, there := old[name]; there {
 			now[name] = v

@@ -49,7 +49,7 @@ func parseCursor(token string) (c cursor, err error) {
 	if err != nil {
 		return c, bad
 	}
-	if n, err := fmt.Sscanf(string(data), "1 %d %s", &c.updated, &c.id); n != 2 || err != nil || !subjects.ValidToken(string(c.id)) {
+	if n, err := fmt.Sscanf(string(data), "1 %d %s", &c.updated, &c.id); n != 2 || err != nil || !subjects.ValidToken(string(c.id)) || c.token() != token {
 		return c, bad
 	}
 	return c, nil
@@ -173,7 +173,7 @@ func (w *Worker) readAll(ctx context.Context, c *call, which []listed) ([]*a2apb
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			p, err := w.picture(ctx, c.from, which[i].id)
+			p, err := w.picture(ctx, c, which[i].id)
 			switch {
 			case err == nil:
 				tasks[i] = p.task

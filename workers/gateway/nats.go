@@ -163,7 +163,7 @@ func (x *exchange) serve() {
 			}
 		})
 	}()
-	alive := time.NewTicker(w.cfg.KeepAlive)
+	alive := time.NewTicker(w.cfg.NATSAlive)
 	defer alive.Stop()
 	for {
 		var err error
@@ -281,7 +281,9 @@ func (x *exchange) event(f frame) error {
 		return err
 	}
 	h := x.header(a2anats.FrameEvent)
-	h.Set(a2anats.HeaderEvent, f.id)
+	if f.id != "" {
+		h.Set(a2anats.HeaderEvent, f.id)
+	}
 	x.unconfirmed++
 	return x.send(data, h)
 }
@@ -365,5 +367,9 @@ func (w *Worker) publicCard(ctx context.Context, c *call, req *a2apb.GetExtended
 	if err != nil {
 		return nil, err
 	}
-	return w.card(ctx, agent, c.base)
+	card, err := w.card(ctx, agent, c.base)
+	if err != nil {
+		return nil, err
+	}
+	return card, w.sign(card)
 }

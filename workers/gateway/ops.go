@@ -19,7 +19,7 @@ func (w *Worker) visible(ctx context.Context, c *call, tenant subjects.AgentID, 
 	if err != nil {
 		return nil, noTask(subjects.TaskID(clip(id)))
 	}
-	p, err := w.picture(ctx, c.from, task)
+	p, err := w.picture(ctx, c, task)
 	if err != nil {
 		if asFault(err).kind == kindTaskNotFound {
 			return nil, noTask(task)
@@ -96,7 +96,7 @@ func (w *Worker) cancelTask(ctx context.Context, c *call, req *a2apb.CancelTaskR
 	if v.State != fleet.StateCanceled {
 		return nil, ended(v.State)
 	}
-	if p, err = w.picture(ctx, c.from, id); err != nil {
+	if p, err = w.picture(ctx, c, id); err != nil {
 		return nil, err
 	}
 	return p.task, nil
@@ -128,7 +128,7 @@ func (w *Worker) subscribeToTask(ctx context.Context, c *call, req *a2apb.Subscr
 	}
 	first := frame{}
 	if resume {
-		p = new(picture)
+		p = &picture{reports: c.wantsReports()}
 	} else {
 		after = p.seq
 		first = frame{id: frameID(p.seq, 0, 1), msg: taskFrame(p, nil)}
@@ -136,6 +136,7 @@ func (w *Worker) subscribeToTask(ctx context.Context, c *call, req *a2apb.Subscr
 	if err := send(first); err != nil {
 		return err
 	}
+	x.sendProgress(p, after, send)
 	return w.follow(ctx, c.from, x, p.seq, resume, func(ev *fleet.Event) error {
 		frames := p.add(ev)
 		switch ended := ev.State.Terminal(); {

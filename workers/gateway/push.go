@@ -36,6 +36,7 @@ type pushConfig struct {
 	Token       string           `json:"token,omitempty"`
 	Scheme      string           `json:"scheme,omitempty"`
 	Credentials string           `json:"credentials,omitempty"`
+	Reports     bool             `json:"reports,omitempty"` // its caller has activated the extension
 	Sent        uint64           `json:"sent"`
 	Done        bool             `json:"done,omitempty"` // the end of the task was told, too
 	Until       time.Time        `json:"until"`          // the records may be gone then
@@ -311,7 +312,7 @@ func (p *pusher) push(ctx context.Context, task subjects.TaskID) error {
 func (p *pusher) pushAs(ctx context.Context, from subjects.AgentID, task subjects.TaskID, heard uint64) error {
 	var all []news
 	var last *fleet.Event
-	pic := new(picture)
+	pic := &picture{reports: true}
 	err := p.w.events(ctx, from, task, 0, func(ev *fleet.Event) error {
 		last = ev
 		all = append(all, news{ev.Seq, pic.add(ev)})
@@ -350,6 +351,9 @@ func (p *pusher) tellAll(ctx context.Context, key string, k kept, all []news, la
 			continue
 		}
 		for i, f := range n.frames {
+			if !k.Reports {
+				f.msg = withoutReport(f.msg)
+			}
 			if err := p.tell(ctx, fmt.Sprintf("%s %d %d", key, n.seq, i), &k.pushConfig, last.Trace(), f); err != nil {
 				return err
 			}

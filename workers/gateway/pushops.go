@@ -59,7 +59,7 @@ func newPush(c *call, in *a2apb.TaskPushNotificationConfig, ev *fleet.Event, sen
 	return &pushConfig{
 		ID: pick(in.GetId(), idOfPush(c, in, ev.TaskID)), TaskID: ev.TaskID, From: c.from, Tenant: in.GetTenant(), URL: in.GetUrl(), Token: in.GetToken(),
 		Scheme: in.GetAuthentication().GetScheme(), Credentials: in.GetAuthentication().GetCredentials(),
-		Sent: sent, Until: until(ev),
+		Reports: c.wantsReports(), Sent: sent, Until: until(ev),
 	}
 }
 
@@ -134,9 +134,12 @@ func (w *Worker) listPush(ctx context.Context, c *call, req *a2apb.ListTaskPushN
 	if _, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId()); err != nil {
 		return nil, err
 	}
-	after, err := base64.RawURLEncoding.DecodeString(req.GetPageToken())
-	if err != nil || req.GetPageSize() < 0 {
-		return nil, badField("pageToken", "it is none that this gateway gave, or pageSize is negative")
+	if req.GetPageSize() < 0 {
+		return nil, badField("pageSize", "expected 0 or more")
+	}
+	after, err := parsePushToken(req.GetPageToken())
+	if err != nil {
+		return nil, err
 	}
 	all, err := w.push.list(ctx, c.from, subjects.TaskID(req.GetTaskId()))
 	if err != nil {
@@ -144,16 +147,36 @@ func (w *Worker) listPush(ctx context.Context, c *call, req *a2apb.ListTaskPushN
 	}
 	out := &a2apb.ListTaskPushNotificationConfigsResponse{}
 	for i := range all {
-		if req.GetPageToken() != "" && all[i].ID <= string(after) {
+		if req.GetPageToken() != "" && all[i].ID <= after {
 			continue
 		}
 		if n := int(req.GetPageSize()); n > 0 && len(out.Configs) == n {
-			out.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(out.Configs[n-1].GetId()))
+			out.NextPageToken = pushToken(out.Configs[n-1].GetId())
 			break
 		}
 		out.Configs = append(out.Configs, all[i].proto())
 	}
 	return out, nil
+}
+
+// pushMark begins the page tokens of push notification configs.
+const pushMark = "push 1 "
+
+// pushToken is where a page of configs ends: behind the one of this id.
+func pushToken(id string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(pushMark + id))
+}
+
+func parsePushToken(token string) (after string, err error) {
+	if token == "" {
+		return "", nil
+	}
+	data, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	after, ok := strings.CutPrefix(string(data), pushMark)
+	if err != nil || !ok || len(after) > maxForeignID {
+		return "", badField("pageToken", "it is none that this gateway gave")
+	}
+	return after, nil
 }
 
 // list reads a caller's own configs of a task, in the order of their ids: whoever

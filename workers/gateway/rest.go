@@ -86,6 +86,10 @@ func restTable(seg []string, fields map[string]string) []restEntry {
 
 // serveREST serves the HTTP+JSON binding.
 func (w *Worker) serveREST(rw http.ResponseWriter, r *http.Request) {
+	if agent, ok := rpcPath(r); ok {
+		w.serveRPCFor(rw, r, agent)
+		return
+	}
 	if w.serveLegacyPath(rw, r) {
 		return
 	}
@@ -175,6 +179,15 @@ func (w *Worker) readREST(rw http.ResponseWriter, r *http.Request, rt route, op 
 		fields[fd.JSONName()] = queryValue(fd, values[0])
 	}
 	for name, value := range rt.path {
+		if name == "tenant" {
+			agent, err := tenantOf(value)
+			if err == nil {
+				err = setTenant(req, agent)
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
 		fields[name] = value
 	}
 	extra := op.request()

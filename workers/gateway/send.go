@@ -150,16 +150,15 @@ func unsure(c *call, task subjects.TaskID, err error) error {
 // task.
 func newDispatch(c *call, tenant subjects.AgentID, req *a2apb.SendMessageRequest, parts []fleet.Part, contract *Contract) (*fleet.Dispatch, error) {
 	m := req.GetMessage()
-	meta, err := metadataJSON(m.GetMetadata())
+	more, err := extrasOf(m)
 	if err != nil {
-		return nil, badField("message.metadata", "not JSON")
+		return nil, err
 	}
 	d := &fleet.Dispatch{
 		Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version},
-		Brief:  textOf(parts),
 		Input: &fleet.Input{
-			MessageID: m.GetMessageId(), ContextID: m.GetContextId(), Parts: parts, Metadata: meta,
-			Extensions: m.GetExtensions(), ReferenceTaskIDs: m.GetReferenceTaskIds(),
+			MessageID: m.GetMessageId(), ContextID: m.GetContextId(), Parts: parts, Metadata: more.Metadata,
+			Extensions: more.Extensions, ReferenceTaskIDs: more.ReferenceTaskIDs,
 			AcceptedOutputModes: req.GetConfiguration().GetAcceptedOutputModes(),
 		},
 	}
@@ -212,7 +211,11 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 	case m.GetContextId() != "" && m.GetContextId() != p.task.GetContextId():
 		return nil, badField("message.contextId", "the task belongs to another context")
 	}
-	since, err := p.taken(c, m.GetMessageId(), parts)
+	more, err := extrasOf(m)
+	if err != nil {
+		return nil, err
+	}
+	since, err := p.taken(c, m.GetMessageId(), parts, more)
 	switch {
 	case err != nil:
 		return nil, err
@@ -222,7 +225,7 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 		return nil, faultf(kindUnsupported, "the task has ended: it is "+string(p.last.State)+"; send a message without taskId for a new one")
 	}
 	x := w.feed.watch(id)
-	view, err := w.hand(ctx, c, p, id, m, parts)
+	view, err := w.hand(ctx, c, p, id, m.GetMessageId(), parts, more)
 	if err != nil {
 		w.feed.unwatch(x)
 		return nil, unsure(c, id, err)
@@ -232,41 +235,51 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 
 // hand gives a message to the task: as the answer when it has a question open,
 // otherwise as a follow-up.
-func (w *Worker) hand(ctx context.Context, c *call, p *picture, id subjects.TaskID, m *a2apb.Message, parts []fleet.Part) (fleet.TaskView, error) {
+func (w *Worker) hand(ctx context.Context, c *call, p *picture, id subjects.TaskID, messageID string, parts []fleet.Part, more fleet.MessageExtras) (fleet.TaskView, error) {
 	if q := p.last.Facts.Question; q != nil {
 		return ask[fleet.TaskView](ctx, w, c.from, "task", "answer", fleet.TaskAnswer{
-			TaskID: id, QuestionID: q.ID, MessageID: m.GetMessageId(), Text: textOf(parts), Parts: parts,
+			TaskID: id, QuestionID: q.ID, MessageID: messageID, Parts: parts, MessageExtras: more,
 		})
 	}
+	return ask[fleet.TaskView](ctx, w, c.from, "task", "message", fleet.TaskMessage{
+		TaskID: id, ID: pick(idOfKey(c, "message", id), rand.Text()), MessageID: messageID, Parts: parts, MessageExtras: more,
+	})
+}
+
+// extrasOf is what a message carries beside its id and its parts.
+func extrasOf(m *a2apb.Message) (fleet.MessageExtras, error) {
 	meta, err := metadataJSON(m.GetMetadata())
 	if err != nil {
-		return fleet.TaskView{}, badField("message.metadata", "not JSON")
+		return fleet.MessageExtras{}, badField("message.metadata", "not JSON")
 	}
-	return ask[fleet.TaskView](ctx, w, c.from, "task", "message", fleet.TaskMessage{
-		TaskID: id, ID: pick(idOfKey(c, "message", id), rand.Text()), MessageID: m.GetMessageId(), Text: textOf(parts), Parts: parts, Metadata: meta,
-	})
+	return fleet.MessageExtras{Metadata: meta, Extensions: m.GetExtensions(), ReferenceTaskIDs: m.GetReferenceTaskIds()}, nil
 }
 
 // taken is the record that took a message under the caller's idempotency key
 // before, 0 if none did. Another message under that key is refused. Answers keep
 // no key: one is the same by whom, by its messageId and by what it says.
-func (p *picture) taken(c *call, messageID string, parts []fleet.Part) (uint64, error) {
+func (p *picture) taken(c *call, messageID string, parts []fleet.Part, more fleet.MessageExtras) (uint64, error) {
 	if c.key == "" {
 		return 0, nil
 	}
-	id, says := idOfKey(c, "message", subjects.TaskID(p.task.GetId())), fleet.MustEncode(parts)
+	id, says := idOfKey(c, "message", subjects.TaskID(p.task.GetId())), whatSays(messageID, parts, more)
 	for _, in := range p.inputs {
-		if a := in.answer; a != nil && a.From == c.from && a.MessageID == messageID && bytes.Equal(fleet.MustEncode(a.Parts), says) {
+		if a := in.answer; a != nil && a.From == c.from && bytes.Equal(whatSays(a.MessageID, a.Parts, a.MessageExtras), says) {
 			return in.seq, nil
 		}
 		if m := in.message; m != nil && m.ID == id {
-			if m.MessageID != messageID || !bytes.Equal(fleet.MustEncode(m.Parts), says) {
+			if !bytes.Equal(whatSays(m.MessageID, m.Parts, m.MessageExtras), says) {
 				return 0, faultf(kindConflict, "the idempotency key belongs to another message; use a new one")
 			}
 			return in.seq, nil
 		}
 	}
 	return 0, nil
+}
+
+// whatSays is a message in bytes: the same for the same message.
+func whatSays(messageID string, parts []fleet.Part, more fleet.MessageExtras) []byte {
+	return fleet.MustEncode(fleet.Message{MessageID: messageID, Parts: parts, MessageExtras: more})
 }
 
 // sendMessage is the operation SendMessage.
@@ -280,7 +293,7 @@ func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessag
 		return nil, err
 	}
 	defer w.feed.unwatch(s.watch)
-	p := &picture{quiet: true}
+	p := &picture{quiet: true, reports: c.wantsReports()}
 	err = w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
 		p.add(ev)
 		if ev.Seq < s.since {
@@ -326,7 +339,8 @@ func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.S
 		return err
 	}
 	defer w.feed.unwatch(s.watch)
-	p := new(picture)
+	p := &picture{reports: c.wantsReports()}
+	s.watch.sendProgress(p, s.since, send)
 	err = w.follow(ctx, c.from, s.watch, 0, !s.fresh, func(ev *fleet.Event) error {
 		frames := p.add(ev)
 		switch {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -16,6 +17,9 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/gowebpki/jcs"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 )
 
 // pathKeys is where the public key of signed cards is.
@@ -25,15 +29,17 @@ const pathKeys = "/.well-known/jwks.json"
 // (RFC 8785) of the card without its signatures. The same card keeps the same
 // signature, so that its ETag stays.
 type cardSigner struct {
-	key jose.SigningKey
-	pub jose.JSONWebKey
+	key  jose.SigningKey
+	pub  jose.JSONWebKey
+	keys string // the address of the public key
 
 	mu     sync.Mutex
-	signed map[[sha256.Size]byte]map[string]any // by address of the keys and payload
+	signed map[[sha256.Size]byte]*a2apb.AgentCardSignature // by payload
 }
 
-// newCardSigner reads a private key in PEM: Ed25519, or ECDSA on P-256.
-func newCardSigner(text []byte) (*cardSigner, error) {
+// newCardSigner reads a private key in PEM: Ed25519, or ECDSA on P-256. The public
+// key is served at the address keys.
+func newCardSigner(text []byte, keys string) (*cardSigner, error) {
 	block, _ := pem.Decode(text)
 	if block == nil {
 		return nil, errors.New("no PEM in it")
@@ -42,7 +48,7 @@ func newCardSigner(text []byte) (*cardSigner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("expected a private key in PKCS #8: %w", err)
 	}
-	s := &cardSigner{signed: make(map[[sha256.Size]byte]map[string]any)}
+	s := &cardSigner{keys: keys, signed: make(map[[sha256.Size]byte]*a2apb.AgentCardSignature)}
 	var alg jose.SignatureAlgorithm
 	switch k := private.(type) {
 	case ed25519.PrivateKey:
@@ -64,19 +70,15 @@ func newCardSigner(text []byte) (*cardSigner, error) {
 	return s, nil
 }
 
-// sign is the signature of a card, whose keys are at address.
-func (s *cardSigner) sign(card []byte, address string) (map[string]any, error) {
-	payload, err := canonicalCard(card)
-	if err != nil {
-		return nil, err
-	}
-	mark := sha256.Sum256(append([]byte(address+"\x00"), payload...))
+// sign is the signature of a payload.
+func (s *cardSigner) sign(payload []byte) (*a2apb.AgentCardSignature, error) {
+	mark := sha256.Sum256(payload)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sig, ok := s.signed[mark]; ok {
 		return sig, nil
 	}
-	signer, err := jose.NewSigner(s.key, (&jose.SignerOptions{}).WithType("JOSE").WithHeader("jku", address))
+	signer, err := jose.NewSigner(s.key, (&jose.SignerOptions{}).WithType("JOSE").WithHeader("jku", s.keys))
 	if err != nil {
 		return nil, err
 	}
@@ -84,33 +86,65 @@ func (s *cardSigner) sign(card []byte, address string) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var flat struct {
-		Protected string `json:"protected"`
-		Signature string `json:"signature"`
-	}
-	if err := json.Unmarshal([]byte(jws.FullSerialize()), &flat); err != nil {
+	sig := new(a2apb.AgentCardSignature)
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(jws.FullSerialize()), sig); err != nil {
 		return nil, err
 	}
 	if len(s.signed) >= 1024 {
 		clear(s.signed)
 	}
-	s.signed[mark] = map[string]any{"protected": flat.Protected, "signature": flat.Signature}
-	return s.signed[mark], nil
+	s.signed[mark] = sig
+	return sig, nil
 }
 
-// canonicalCard is what is signed: the card without signatures and without what
-// is empty, in canonical JSON.
-func canonicalCard(card []byte) ([]byte, error) {
-	var m map[string]any
-	if err := json.Unmarshal(card, &m); err != nil {
-		return nil, err
+// sign signs a card, where a key is configured: over its canonical form and, where
+// that is another one, over the form that the SDKs verify.
+func (w *Worker) sign(card *a2apb.AgentCard) error {
+	if w.signer == nil {
+		return nil
 	}
-	delete(m, "signatures")
-	data, err := json.Marshal(withoutEmpty(m))
+	card.Signatures = nil
+	exact, lean, err := canonicalCard(card)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return jcs.Transform(data)
+	payloads := [][]byte{exact}
+	if !bytes.Equal(exact, lean) {
+		payloads = append(payloads, lean)
+	}
+	var all []*a2apb.AgentCardSignature
+	for _, payload := range payloads {
+		sig, err := w.signer.sign(payload)
+		if err != nil {
+			return err
+		}
+		all = append(all, sig)
+	}
+	card.Signatures = all
+	return nil
+}
+
+// canonicalCard is a card without signatures in canonical JSON (RFC 8785). exact
+// follows the specification (8.4.1): the fields that are set, and those that are
+// required. lean lacks everything that is empty, as the official SDKs of Python and
+// JavaScript 1.3 have it.
+func canonicalCard(card *a2apb.AgentCard) (exact, lean []byte, err error) {
+	data, err := cardJSON(card)
+	if err != nil {
+		return nil, nil, err
+	}
+	if exact, err = jcs.Transform(data); err != nil {
+		return nil, nil, err
+	}
+	var m map[string]any
+	if err := json.Unmarshal(data, &m); err != nil {
+		return nil, nil, err
+	}
+	if data, err = json.Marshal(withoutEmpty(m)); err != nil {
+		return nil, nil, err
+	}
+	lean, err = jcs.Transform(data)
+	return exact, lean, err
 }
 
 // withoutEmpty drops empty texts, lists and objects, innermost first; nil when
@@ -145,23 +179,6 @@ func withoutEmpty(v any) any {
 		}
 	}
 	return v
-}
-
-// signed is a card with its signature, where a key is configured.
-func (w *Worker) signed(card []byte, at base) ([]byte, error) {
-	if w.signer == nil {
-		return card, nil
-	}
-	sig, err := w.signer.sign(card, at.url+pathKeys)
-	if err != nil {
-		return nil, err
-	}
-	var m map[string]any
-	if err := json.Unmarshal(card, &m); err != nil {
-		return nil, err
-	}
-	m["signatures"] = []any{sig}
-	return json.Marshal(m)
 }
 
 // serveKeys serves the public key of signed cards.

@@ -25,6 +25,10 @@ const askTimeout = 15 * time.Second
 // writeTimeout is how long a reader may take nothing, unless Config says.
 const writeTimeout = 30 * time.Second
 
+// keepAlive is how long a stream is quiet at most, unless Config says: the official
+// Python client takes one for lost after 5 s.
+const keepAlive = 3 * time.Second
+
 // errDraining ends the streams of a gateway that stops.
 var errDraining = errors.New("the gateway is stopping")
 
@@ -39,7 +43,7 @@ type Config struct {
 	Open        bool     // without Auth: everybody may, from anywhere
 	Origins     []string // of the web, that may call
 	Rate        float64  // calls per second and caller; 0: no limit
-	CardKey     []byte   // signs cards: a private key, PKCS #8 in PEM; absent: none does
+	CardKey     []byte   // signs cards, with URL: a private key, PKCS #8 in PEM; absent: none does
 	Push        bool     // push notifications, by the outbox of the webhooks
 	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
 	PushEndpoint string
@@ -51,7 +55,8 @@ type Config struct {
 	NATS, NATSURL string
 	Registry      Registry // a shared one that is told the fleet's card
 
-	KeepAlive    time.Duration // between comments on a quiet stream; absent 15 s
+	KeepAlive    time.Duration // between comments on a quiet stream; absent 3 s
+	NATSAlive    time.Duration // between alive frames of a call over NATS; absent 15 s
 	WriteTimeout time.Duration // for a reader that does not read; absent 30 s
 
 	Log *slog.Logger // nil: discarded
@@ -62,7 +67,8 @@ func (c Config) withDefaults() Config {
 	c.Description = cmp.Or(c.Description, "A fleet of agents: it gives each task to the one that fits best, and sees it through")
 	c.Version = cmp.Or(c.Version, "0.0.0")
 	c.Registry.Each = cmp.Or(c.Registry.Each, DefaultAnnounceEach)
-	c.KeepAlive = cmp.Or(c.KeepAlive, 15*time.Second)
+	c.KeepAlive = cmp.Or(c.KeepAlive, keepAlive)
+	c.NATSAlive = cmp.Or(c.NATSAlive, 15*time.Second)
 	c.WriteTimeout = cmp.Or(c.WriteTimeout, writeTimeout)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -123,8 +129,11 @@ func New(cfg Config) (*Worker, error) {
 		}
 	}
 	if len(cfg.CardKey) > 0 {
+		if cfg.URL == "" {
+			return nil, errors.New("gateway: signed cards need Config.URL: without it a card names the host of each request")
+		}
 		var err error
-		if w.signer, err = newCardSigner(cfg.CardKey); err != nil {
+		if w.signer, err = newCardSigner(cfg.CardKey, w.cfg.URL+pathKeys); err != nil {
 			return nil, fmt.Errorf("gateway: the key of the cards: %w", err)
 		}
 	}
@@ -187,6 +196,11 @@ func (w *Worker) Run(ctx context.Context) error {
 		return fmt.Errorf("gateway: %w", err)
 	}
 	defer leave()
+	progress, err := w.cfg.Bus.Subscribe(subjects.ProgressPattern, "", w.feed.progress)
+	if err != nil {
+		return fmt.Errorf("gateway: hear progress: %w", err)
+	}
+	defer func() { _ = progress.Unsubscribe() }()
 	var over sync.WaitGroup
 	defer over.Wait()
 	defer fail(nil)

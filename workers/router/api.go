@@ -307,7 +307,9 @@ func (w *Worker) apiAnswer(ctx context.Context, from subjects.AgentID, data []by
 		if req.Text == "" && len(req.Parts) == 0 {
 			return nil, subjects.Errorf(subjects.CodeInvalidMessage, "the answer is empty").At("/text").WithRemedy("give text or parts")
 		}
-		return answered(v.ev, &fleet.Answer{QuestionID: open.ID, From: from, MessageID: req.MessageID, Text: req.Text, Parts: req.Parts}, w.now()), nil
+		return answered(v.ev, &fleet.Answer{
+			QuestionID: open.ID, From: from, MessageID: req.MessageID, Text: req.Text, Parts: req.Parts, MessageExtras: req.MessageExtras,
+		}, w.now()), nil
 	})
 	if err != nil {
 		return nil, err

@@ -28,7 +28,7 @@ func (w *Worker) apiMessage(ctx context.Context, from subjects.AgentID, data []b
 		req.ID = rand.Text()
 	}
 	m := fleet.Message{
-		ID: req.ID, MessageID: req.MessageID, From: from, Text: req.Text, Parts: req.Parts, Metadata: req.Metadata,
+		ID: req.ID, MessageID: req.MessageID, From: from, Text: req.Text, Parts: req.Parts, MessageExtras: req.MessageExtras,
 	}
 	n, err := w.change(ctx, req.TaskID, func(v *view) (*fleet.Event, error) {
 		messages := v.ev.Facts.Messages
@@ -39,7 +39,7 @@ func (w *Worker) apiMessage(ctx context.Context, from subjects.AgentID, data []b
 			return nil, subjects.Errorf(subjects.CodeInvalidMessage, "task %s has ended: it is %s", req.TaskID, v.ev.State).
 				At("/task_id").WithRemedy("dispatch a new task")
 		}
-		if len(messages) >= maxMessages || len(fleet.MustEncode(append(slices.Clip(messages), m))) > maxMessagesSize {
+		if len(messages) >= maxMessages || sizeOfMessages(append(slices.Clip(messages), m)) > maxMessagesSize {
 			return nil, subjects.Errorf(subjects.CodePayloadTooLarge, "the follow-ups of a task are at most %d and %d KiB together",
 				maxMessages, maxMessagesSize>>10).WithRemedy("pass large content by reference, or dispatch a new task")
 		}
@@ -49,4 +49,16 @@ func (w *Worker) apiMessage(ctx context.Context, from subjects.AgentID, data []b
 		return nil, err
 	}
 	return w.show(ctx, &view{ev: n}, false), nil
+}
+
+// sizeOfMessages is how long follow-ups are, as JSON: text that parts have, too, counts
+// once.
+func sizeOfMessages(messages []fleet.Message) (n int) {
+	for _, m := range messages {
+		if len(m.Parts) > 0 {
+			m.Text = ""
+		}
+		n += len(fleet.MustEncode(m))
+	}
+	return n
 }

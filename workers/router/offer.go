@@ -400,14 +400,14 @@ func (w *Worker) tell(ctx context.Context, t tell) {
 		Action: fleet.ActionInput, TaskID: t.task,
 	}
 	if a := t.ev.Facts.Answer; a != nil {
-		m.QuestionID, m.Text, m.Parts = a.QuestionID, a.Text, a.Parts
+		m.QuestionID, m.MessageID, m.Text, m.Parts, m.MessageExtras = a.QuestionID, a.MessageID, a.Text, a.Parts, a.MessageExtras
 		if w.control(ctx, to, &m) {
 			w.with(func(c *core, _ time.Time) { c.answerTaken(t.task, a.QuestionID) })
 		}
 	}
 	m.QuestionID = ""
 	for i, follow := range t.ev.Facts.Messages[min(t.heard, len(t.ev.Facts.Messages)):] {
-		m.ID, m.Text, m.Parts = follow.ID, follow.Text, follow.Parts
+		m.ID, m.MessageID, m.Text, m.Parts, m.MessageExtras = follow.ID, follow.MessageID, follow.Text, follow.Parts, follow.MessageExtras
 		if !w.control(ctx, to, &m) {
 			return
 		}

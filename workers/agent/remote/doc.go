@@ -7,7 +7,8 @@
 // An attempt is one task of the remote agent. Its message has an id that stays
 // the same for the whole attempt, and an idempotency key, so that a message that
 // may have arrived is not work done twice where the agent honours either; where
-// it lists its tasks, a task that a lost answer told of is found again.
+// it lists its tasks, a task that a lost answer told of is found again. A message
+// whose answer came and cannot be read is not sent again: the attempt fails for good.
 //
 // What the agent tells is told on, in order, each once: a status as progress, an
 // artifact as an artifact, input-required as a question whose answer goes back. A

@@ -115,7 +115,7 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 		if news == 0 && err == nil && next != byGet {
 			err = errEmpty
 		}
-		if f := w.fatal(next, err); f != nil {
+		if f := w.fatal(next, msg, err); f != nil {
 			return fleet.Result{TokensSpent: w.story.tokens}, f
 		}
 		if news == 0 && !errors.Is(err, errIdle) && time.Since(heard) > w.r.cfg.Patience {
@@ -135,7 +135,7 @@ func (w *work) run(ctx, hearing context.Context) (fleet.Result, error) {
 }
 
 // errEmpty: a stream that has nothing in it.
-var errEmpty = malformed("its stream ends before anything is told")
+var errEmpty = errors.New("its stream ends before anything is told")
 
 // first is the message that begins the task.
 func (w *work) first() *a2a.Message {
@@ -146,7 +146,7 @@ func (w *work) first() *a2a.Message {
 	}
 	meta := map[string]any{fleet.RouteURI: map[string]any{"via": via}}
 	text := agent.Prompt(d)
-	if w.speaks(fleet.ContractURI) {
+	if speaks(w.card, fleet.ContractURI) {
 		meta[fleet.ContractURI] = terms(d)
 	}
 	m := &a2a.Message{
@@ -157,7 +157,7 @@ func (w *work) first() *a2a.Message {
 		m.ContextID = string(s) // the agent may remember what else belongs to it
 	}
 	for _, uri := range []string{fleet.ContractURI, fleet.RouteURI} {
-		if w.speaks(uri) {
+		if speaks(w.card, uri) {
 			m.Extensions = append(m.Extensions, uri)
 		}
 	}
@@ -190,11 +190,6 @@ func terms(d *fleet.Dispatch) map[string]any {
 	return t
 }
 
-// speaks reports whether the card declares an extension.
-func (w *work) speaks(uri string) bool {
-	return slices.ContainsFunc(w.card.Capabilities.Extensions, func(e a2a.AgentExtension) bool { return e.URI == uri })
-}
-
 // consume gets events in one way until there are no more, and tells them on. It
 // returns how many there were.
 func (w *work) consume(ctx context.Context, by way, msg *a2a.Message) (n int, err error) {
@@ -203,13 +198,12 @@ func (w *work) consume(ctx context.Context, by way, msg *a2a.Message) (n int, er
 	}
 	sctx, pulse, end := newPulse(ctx, w.r.cfg.Idle)
 	defer end()
+	sctx, got := withReceipt(sctx)
+	defer func() { err = got.unreadable(err) }()
 	if by == bySend && w.silent {
 		pulse.timer.Stop() // the answer may take as long as the task
 	}
 	params := a2aclient.ServiceParams{}
-	if len(msg.Extensions) > 0 {
-		params["A2A-Extensions"] = []string{strings.Join(msg.Extensions, ",")}
-	}
 	if by == bySend {
 		params[headerKey] = []string{msg.ID}
 	}
@@ -251,8 +245,9 @@ func (w *work) consume(ctx context.Context, by way, msg *a2a.Message) (n int, er
 
 // Headers of requests.
 const (
-	headerKey   = "Idempotency-Key"
-	headerTrace = "traceparent"
+	headerKey        = "Idempotency-Key"
+	headerTrace      = "traceparent"
+	headerExtensions = "A2A-Extensions"
 )
 
 func withKey(ctx context.Context, key string) context.Context {
@@ -263,13 +258,14 @@ func withKey(ctx context.Context, key string) context.Context {
 func (w *work) look(ctx context.Context) (int, error) {
 	c, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
 	defer cancel()
+	c, got := withReceipt(c)
 	task, err := w.c.GetTask(c, &a2a.GetTaskRequest{ID: w.story.task})
 	if err != nil {
-		return 0, err
+		return 0, got.unreadable(err)
 	}
 	was := w.story.state
 	if err := w.tell(ctx, task); err != nil {
-		return 0, err
+		return 0, got.unreadable(err)
 	}
 	w.resume = ""
 	if w.story.state == was {
@@ -322,7 +318,7 @@ func (w *work) after(ctx context.Context, by way, msg *a2a.Message, err error) w
 		return byGet
 	case w.story.asks(): // it has not heard the answer
 		return bySend
-	case errors.Is(err, errIdle), errors.Is(err, errEmpty):
+	case errors.Is(err, errIdle), errors.Is(err, errEmpty), errors.Is(err, errUnreadable):
 		w.resume = ""
 		return byGet
 	case w.silent, w.deaf, err != nil && by != byGet && w.resume == "":
@@ -384,8 +380,12 @@ func (w *work) passOn(ctx context.Context) {
 		msg := (&work{story: story{task: task, context: where}}).reply(w.id+"-m"+strconv.Itoa(n), m.Text, m.Parts)
 		for {
 			c, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
+			c, got := withReceipt(c)
 			_, err = w.c.SendMessage(c, &a2a.SendMessageRequest{Message: msg, Config: &a2a.SendMessageConfig{ReturnImmediately: true}})
 			cancel()
+			if err = got.unreadable(err); errors.Is(err, errUnreadable) {
+				err = nil // it has the message
+			}
 			if err == nil || ctx.Err() != nil || isProtocol(err) || errors.Is(err, context.DeadlineExceeded) {
 				break
 			}

@@ -78,7 +78,7 @@ func (s *story) result(d *fleet.Dispatch) (fleet.Result, error) {
 	if s.answer != nil {
 		var err error
 		if parts, err = fleetParts(s.answer.Parts); err != nil {
-			return fleet.Result{}, &agent.Fail{Code: subjects.CodeResultInvalid, Retryable: true, Err: err}
+			return fleet.Result{}, &agent.Fail{Err: err}
 		}
 		texts = append(texts, textOf(s.answer))
 	}

@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"parley/subjects"
+	"parley/subjects/fleet"
 	"parley/workers/agent"
 )
 
@@ -139,8 +140,9 @@ func (r *Remote) fetch(ctx context.Context) (*a2a.AgentCard, error) {
 	}
 	card, err := get(orElse(t.Path, defaultCardPath))
 	if missing, ok := errors.AsType[*agentcard.ErrStatusNotOK](err); ok && missing.StatusCode == http.StatusNotFound && t.Path == "" {
-		if old, oldErr := get(oldCardPath); oldErr == nil {
-			return old, nil
+		old, oldErr := get(oldCardPath)
+		if noOld, ok := errors.AsType[*agentcard.ErrStatusNotOK](oldErr); oldErr == nil || !ok || noOld.StatusCode != http.StatusNotFound {
+			card, err = old, oldErr // the card is there, if it cannot be read
 		}
 	}
 	if err != nil {
@@ -255,7 +257,7 @@ func (r *Remote) connect(ctx context.Context, card *a2a.AgentCard, trace string)
 		a2aclient.WithTransport(a2a.TransportProtocolGRPC, r.dialer(grpcv1.NewGRPCTransport)),
 		a2av0.WithJSONRPCTransport(rpc03), a2av0.WithRESTTransport(rest03),
 		a2aclient.WithCompatTransport(a2av0.Version, a2a.TransportProtocolGRPC, r.dialer(grpcv0.NewGRPCTransport)),
-		a2aclient.WithCallInterceptors(&prove{name: name, value: value, trace: trace}),
+		a2aclient.WithCallInterceptors(&prove{name: name, value: value, trace: trace, extensions: declared(card)}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -263,11 +265,12 @@ func (r *Remote) connect(ctx context.Context, card *a2a.AgentCard, trace string)
 	return c, nil
 }
 
-// prove adds the header that proves who we are, and the one that says of which
-// trace the request is.
+// prove adds the headers that prove who we are, say of which trace the request is,
+// and activate the extensions that the agent shares with us.
 type prove struct {
 	a2aclient.PassthroughInterceptor
 	name, value, trace string
+	extensions         string // that are activated, as a header
 }
 
 // Before adds them to a request.
@@ -275,10 +278,23 @@ func (p *prove) Before(ctx context.Context, req *a2aclient.Request) (context.Con
 	if p.name != "" {
 		req.ServiceParams[p.name] = []string{p.value}
 	}
+	if p.extensions != "" {
+		req.ServiceParams[headerExtensions] = []string{p.extensions}
+	}
 	if p.trace != "" {
 		req.ServiceParams[headerTrace] = []string{p.trace}
 	}
 	return ctx, nil, nil
+}
+
+// declared are the extensions of ours that a card declares, as a header.
+func declared(card *a2a.AgentCard) string {
+	return strings.Join(slices.DeleteFunc([]string{fleet.ContractURI, fleet.RouteURI}, func(uri string) bool { return !speaks(card, uri) }), ",")
+}
+
+// speaks reports whether a card declares an extension.
+func speaks(card *a2a.AgentCard, uri string) bool {
+	return slices.ContainsFunc(card.Capabilities.Extensions, func(e a2a.AgentExtension) bool { return e.URI == uri })
 }
 
 // dialer makes connections of gRPC; make is the SDK's for one version.

@@ -36,6 +36,68 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("the server answers %d %s", e.code, http.StatusText(e.code))
 }
 
+// refuses reports whether the server will say the same to the same request.
+func (e *statusError) refuses() bool {
+	switch e.code {
+	case http.StatusRequestTimeout, http.StatusTooEarly:
+		return false
+	}
+	return e.code/100 == 4
+}
+
+// away reports whether the server says that the agent cannot be reached.
+func (e *statusError) away() bool {
+	switch e.code {
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout, http.StatusRequestTimeout, http.StatusTooEarly:
+		return true
+	}
+	return false
+}
+
+// receipt is what came over HTTP in answer to one call.
+type receipt struct {
+	mu     sync.Mutex
+	status int  // 0: nothing
+	broken bool // the body ended too early
+}
+
+type receiptKey struct{}
+
+// withReceipt is a context for one call, and its receipt.
+func withReceipt(ctx context.Context) (context.Context, *receipt) {
+	r := new(receipt)
+	return context.WithValue(ctx, receiptKey{}, r), r
+}
+
+func receiptOf(ctx context.Context) *receipt {
+	r, ok := ctx.Value(receiptKey{}).(*receipt)
+	if !ok {
+		r = new(receipt)
+	}
+	return r
+}
+
+func (r *receipt) came(status int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status, r.broken = status, false
+}
+
+// read notes how reading the body went.
+func (r *receipt) read(err error) {
+	if err != nil && !errors.Is(err, io.EOF) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.broken = true
+	}
+}
+
+func (r *receipt) state() (status int, broken bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status, r.broken
+}
+
 // wire is the transport below the SDK's client. It bounds answers, tells what
 // the SDK keeps to itself (the status, and the ids of events), and notes every
 // sign of life of a stream.
@@ -50,6 +112,8 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
+	got := receiptOf(req.Context())
+	got.came(res.StatusCode)
 	switch res.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired, http.StatusTooManyRequests,
 		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
@@ -60,10 +124,10 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	t, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	p, _ := req.Context().Value(pulseKey{}).(*pulse)
 	if p != nil && t == "text/event-stream" {
-		res.Body = &events{ReadCloser: res.Body, pulse: p}
+		res.Body = &events{ReadCloser: res.Body, pulse: p, got: got}
 		return res, nil
 	}
-	res.Body = &bounded{ReadCloser: res.Body, left: maxAnswer}
+	res.Body = &bounded{ReadCloser: res.Body, left: maxAnswer, got: got}
 	if p != nil && req.Header.Get("Accept") == "text/event-stream" && res.StatusCode == http.StatusOK {
 		return asEvent(res)
 	}
@@ -92,10 +156,12 @@ func asEvent(res *http.Response) (*http.Response, error) {
 type bounded struct {
 	io.ReadCloser
 	left int64
+	got  *receipt
 }
 
 func (b *bounded) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	b.got.read(err)
 	if b.left -= int64(n); b.left < 0 {
 		return 0, errTooLong
 	}
@@ -147,6 +213,7 @@ func (p *pulse) take() string {
 type events struct {
 	io.ReadCloser
 	pulse *pulse
+	got   *receipt
 
 	line []byte // what has come of the current one, its beginning
 	id   string // of the current event, or the last one that had one
@@ -158,6 +225,7 @@ const maxEventID = 256
 
 func (e *events) Read(p []byte) (int, error) {
 	n, err := e.ReadCloser.Read(p)
+	e.got.read(err)
 	if n > 0 {
 		e.pulse.alive()
 	}

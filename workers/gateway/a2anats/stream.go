@@ -101,7 +101,9 @@ func (s *stream) once(ctx context.Context, yield func(a2a.Event, error) bool) er
 		if err != nil {
 			return fmt.Errorf("%w: %w", a2a.ErrInvalidAgentResponse, err)
 		}
-		s.last = m.Header.Get(HeaderEvent)
+		if id := m.Header.Get(HeaderEvent); id != "" { // progress has none
+			s.last = id
+		}
 		if id := string(ev.TaskInfo().TaskID); id != "" {
 			s.task = id
 		}

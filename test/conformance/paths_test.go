@@ -1,0 +1,76 @@
+package conformance_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
+)
+
+// TestRPCPaths: JSON-RPC is served at the address that the card names, with a slash
+// behind it too, as some clients write it, and at an agent's own address.
+func TestRPCPaths(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := &client{T: t, w: w, b: rpc{}, at: w.open, h: v10}
+	body := func(tenant, text string) string {
+		return `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"tenant":"` + tenant +
+			`","message":{"messageId":"m","role":"ROLE_USER","parts":[{"text":"` + text + `"}]}}}`
+	}
+	for _, q := range []struct{ path, body, want string }{
+		{"/a2a/", body("", "hello"), `"text":"hello"`},
+		{"/a2a/", body("second", "who"), `"text":"second"`},
+		{"/a2a/second", body("", "who"), `"text":"second"`},
+		{"/a2a/second/", body("", "who"), `"text":"second"`},
+		{"/a2a/second/", body("second", "who"), `"text":"second"`},
+	} {
+		res, data := c.raw(http.MethodPost, q.path, "application/json", q.body)
+		if res.StatusCode != http.StatusOK || !strings.Contains(string(data), q.want) {
+			t.Errorf("POST %s %s = %d %s, want %s", q.path, q.body, res.StatusCode, data, q.want)
+		}
+	}
+	c.rawFails(http.MethodPost, "/a2a/second", "application/json", body("worker", "who"), invalidParams)
+	if res, _ := c.raw(http.MethodGet, "/a2a/", "", ""); res.StatusCode != http.StatusMethodNotAllowed || res.Header.Get("Allow") != http.MethodPost {
+		t.Errorf("GET /a2a/ = %d, Allow %q", res.StatusCode, res.Header.Get("Allow"))
+	}
+	c.b = rest{}
+	c.rawFails(http.MethodPost, "/a2a/tasks", "application/json", body("", "who"), fault{"METHOD_NOT_FOUND", 0, 405, 0})
+	c.rawFails(http.MethodPost, "/a2a/second/message:send", "application/json", strings.Replace(message, "{", `{"tenant":"worker",`, 1), invalidParams)
+	c.b = rpc{}
+	id := c.send(func() *a2apb.SendMessageRequest { m := say("who"); m.Tenant = "worker"; return m }()).GetId()
+	get := `{"jsonrpc":"2.0","id":1,"method":"GetTask","params":{"id":"` + id + `"}}`
+	c.rawFails(http.MethodPost, "/a2a/second/", "application/json", get, taskNotFound)
+	if _, data := c.raw(http.MethodPost, "/a2a/worker/", "application/json", get); !strings.Contains(string(data), `"TASK_STATE_COMPLETED"`) {
+		t.Errorf("the task at its agent's address: %s", data)
+	}
+}
+
+// TestLegacyRPCRefused: a JSON-RPC client of version 0.3 is refused in the envelope
+// that it reads.
+func TestLegacyRPCRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := &client{T: t, w: w, b: rpc{}, at: w.asked, h: headers{}}
+	for _, path := range []string{"/a2a", "/a2a/", "/a2a/second", "/a2a/second/"} {
+		res, data := c.raw(http.MethodPost, path, "application/json",
+			`{"jsonrpc":"2.0","id":"q7","method":"message/send","params":{"message":{"kind":"message","messageId":"1","role":"user","parts":[]}}}`)
+		var a struct {
+			Version string `json:"jsonrpc"`
+			ID      string `json:"id"`
+			Error   struct {
+				Code    int            `json:"code"`
+				Message string         `json:"message"`
+				Data    map[string]any `json:"data"`
+			} `json:"error"`
+		}
+		err := json.Unmarshal(data, &a)
+		if err != nil || res.StatusCode != http.StatusUnauthorized || a.Version != "2.0" || a.ID != "q7" || a.Error.Code >= 0 || a.Error.Message == "" || a.Error.Data == nil {
+			t.Errorf("%s = %d %s (%v)", path, res.StatusCode, data, err)
+		}
+		if res.Header.Get("WWW-Authenticate") == "" {
+			t.Errorf("%s: headers %v", path, res.Header)
+		}
+	}
+}
