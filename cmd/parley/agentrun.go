@@ -56,7 +56,7 @@ func (f *agentFlags) bind(fs *pflag.FlagSet) {
 	fs.IntVar(&f.messages, "max-messages", 1, "messages of other agents at once, beside the tasks")
 	fs.BoolVar(&f.noMesh, "no-mesh", false, "take no messages of other agents")
 	fs.DurationVar(&f.heartbeat, "heartbeat", 0, "time between heartbeats (default 10s)")
-	fs.StringVar(&f.mcp, "mcp", "", "file in the form of .mcp.json: servers to probe and announce")
+	fs.StringVar(&f.mcp, "mcp-config", "", "file in the form of .mcp.json: servers to probe and announce")
 	fs.DurationVar(&f.mcpInterval, "mcp-interval", 0, "time between the probes of an MCP server (default 1m)")
 	fs.DurationVar(&f.mcpTimeout, "mcp-timeout", 0, "time that a probe may take (default 10s)")
 	fs.StringVar(&f.repo, "repo", "", "git work tree whose state it announces")
@@ -91,7 +91,7 @@ skills and its health; while its card cannot be got, no task is offered.`,
 		Example: `  parley agent run --id echo --driver echo
   parley agent run --id upper -- tr a-z A-Z
   parley agent run --id helper --driver a2a --card https://agent.example.org --auth bearer --auth-env HELPER_TOKEN
-  parley agent run --id claude --model opus --tier opus --mcp .mcp.json --repo . \
+  parley agent run --id claude --model opus --tier opus --mcp-config .mcp.json --repo . \
       --env 'ANTHROPIC_*' --usage claude -- claude -p --output-format stream-json --verbose`,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runAgent(cmd.Context(), &f, args) },
 	}
@@ -148,10 +148,10 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	if f.mcp != "" {
 		data, readErr := os.ReadFile(f.mcp)
 		if readErr != nil {
-			return usage("--mcp: %w", readErr).next("name a file in the form of .mcp.json, or leave --mcp out")
+			return usage("--mcp-config: %w", readErr).next("name a file in the form of .mcp.json, or leave --mcp-config out")
 		}
 		if cfg.MCP.Servers, err = agent.ParseMCP(data, a.environ); err != nil {
-			return usage("--mcp %s: %w", f.mcp, err)
+			return usage("--mcp-config %s: %w", f.mcp, err)
 		}
 	}
 	free, err := a.spool(f.spool, &cfg)

@@ -182,9 +182,6 @@ when as many have answered as were wanted: all, the first, or --quorum of them.`
 			if err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("for") {
-				limit = time.Duration(a.conf.Timeout)
-			}
 			if limit <= 0 || limit > mesh.MaxTTL {
 				return usage("--for %s: expected a time up to 24h", limit)
 			}
@@ -197,7 +194,7 @@ when as many have answered as were wanted: all, the first, or --quorum of them.`
 	}
 	f.bind(a, cmd)
 	q.bind(cmd.Flags())
-	cmd.Flags().DurationVar(&limit, "for", 10*time.Minute, "how long to wait; when absent, --timeout says so, too, where that is given")
+	cmd.Flags().DurationVar(&limit, "for", 10*time.Minute, "how long to wait for the answers")
 	return cmd
 }
 

@@ -284,7 +284,7 @@ func (a *app) orchestrateCommand() *cobra.Command {
 		Use: "orchestrate --agents A,B,C [BRIEF…]", Short: "Have agents work one after the other, each with what came before",
 		Long: `Run agents in the sequence given: each gets the brief and the results of those
 before it. The output document goes to standard output, or to a file.`,
-		Example: `  parley orchestrate --agents discovery-cartographer,compose-engineer --output run.json "Get the status."`,
+		Example: `  parley orchestrate --agents discovery-cartographer,compose-engineer --output-file run.json "Get the status."`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(agents) == 0 {
 				return usage("--agents is missing: name those who work, in their sequence")
@@ -305,7 +305,7 @@ before it. The output document goes to standard output, or to a file.`,
 	}
 	bind(cmd.Flags(), a.conf, append([]string{"as"}, connectionFlags...)...)
 	cmd.Flags().StringSliceVar(&agents, "agents", nil, "the agents, in their sequence (required)")
-	cmd.Flags().StringVar(&file, "output", "", "write the output document to a file")
+	cmd.Flags().StringVar(&file, "output-file", "", "write the output document to a file")
 	cmd.Flags().Var(&limit, "session-timeout", "how long all of it may take; a number alone is of seconds")
 	a.completeFlag(cmd, "agents", a.completeAgents)
 	return cmd

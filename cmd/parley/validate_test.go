@@ -15,7 +15,7 @@ import (
 	"parley/subjects/handshake"
 )
 
-// readReport reads what --output has written.
+// readReport reads what --output-file has written.
 func readReport(t *testing.T, path string) (r validationReport) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -34,7 +34,7 @@ func TestValidate(t *testing.T) {
 	t.Parallel()
 	s := liveFleet(t)
 	path := filepath.Join(t.TempDir(), "report.json")
-	s.run(t, "validate", "--output", path).check(t, 0, "0 failed, 7 skipped", "")
+	s.run(t, "validate", "--output-file", path).check(t, 0, "0 failed, 7 skipped", "")
 	r := readReport(t, path)
 	if len(r.Checks) != len(checks()) || r.Failed != 0 || r.Passed+r.Skipped != len(r.Checks) || len(r.Simulated) != len(simulated) {
 		t.Errorf("report %+v", r)
@@ -58,7 +58,7 @@ func TestValidate(t *testing.T) {
 			t.Errorf("a task is left %s:\n%s", state, left.stdout)
 		}
 	}
-	s.run(t, "validate", "--simulate-review", "-o", "json", "--output", path).check(t, 0, `"failed": 0`, "")
+	s.run(t, "validate", "--simulate-review", "-o", "json", "--output-file", path).check(t, 0, `"failed": 0`, "")
 	if got := readReport(t, path).Simulated; len(got) != 1 || got[0] != "validate-review" {
 		t.Errorf("simulated %v", got)
 	}
@@ -74,7 +74,7 @@ func TestValidateByIdentity(t *testing.T) {
 	operator := filepath.Join(data, "callout", "operator.identity.json")
 	path := filepath.Join(t.TempDir(), "report.json")
 	for range 2 {
-		s.run(t, "validate", "--identity", operator, "--output", path).check(t, 0, "0 failed, 0 skipped", "")
+		s.run(t, "validate", "--identity", operator, "--output-file", path).check(t, 0, "0 failed, 0 skipped", "")
 		if r := readReport(t, path); r.Passed != len(checks()) {
 			t.Errorf("report %+v", r)
 		}
@@ -91,11 +91,11 @@ func TestValidateTellsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	s := liveFleet(t, "--workers", "router,registry")
 	path := filepath.Join(t.TempDir(), "report.json")
-	s.run(t, "validate", "--output", path).check(t, exitFailed, "1 failed", "1 of 2 checks failed")
+	s.run(t, "validate", "--output-file", path).check(t, exitFailed, "1 failed", "1 of 2 checks failed")
 	if r := readReport(t, path); r.Failed != 1 || len(r.Checks) != 2 || r.Checks[1].Status != checkFailed || !strings.Contains(r.Checks[1].Found, "sessions") {
 		t.Errorf("report %+v", r)
 	}
-	s.run(t, "validate", "--output", filepath.Join(t.TempDir(), "no", "such", "directory")).check(t, exitFailed, "", "write the report")
+	s.run(t, "validate", "--output-file", filepath.Join(t.TempDir(), "no", "such", "directory")).check(t, exitFailed, "", "write the report")
 }
 
 // TestChecksFail: against a fleet that allows everything, whatever is to be

@@ -22,6 +22,7 @@ type Dispatched struct {
 	State     State           `json:"state"`
 	Deadline  time.Time       `json:"deadline"`
 	Duplicate bool            `json:"duplicate,omitzero"` // the task existed already
+	Warnings  []Warning       `json:"warnings,omitempty"` // what looks like a mistake in the dispatch
 }
 
 // TaskRef asks about one task: task get, task explain.

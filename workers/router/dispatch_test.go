@@ -106,3 +106,23 @@ func TestKeysAreKeptForADay(t *testing.T) {
 		t.Errorf("its time to live is %q, want a day", ttl)
 	}
 }
+
+// A dispatch with what looks like a mistake is a task, and the answer says what
+// is probably meant.
+func TestDispatchAnswersWithWarnings(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.join("a", nil)
+	d, err := call[fleet.Dispatched](w, "boss", "task", "dispatch",
+		[]byte(`{"task":{"token_budgt":1},"requirements":{"model_tier":"gpt"},"brief":"x","deadlin":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []string
+	for _, warning := range d.Warnings {
+		at = append(at, warning.Pointer)
+	}
+	if diff := cmp.Diff([]string{"/deadlin", "/task/token_budgt", "/requirements/model_tier"}, at); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
