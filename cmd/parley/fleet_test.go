@@ -87,6 +87,12 @@ func TestInterruptedWaitTellsWhatToDo(t *testing.T) {
 	s := liveFleet(t)
 	s.agent(t, "slow", "--driver", "echo", "--delay", "10m", "--grace", "0s")
 	s.run(t, "task", "send", "--id", "t1", "wait").check(t, 0, "t1", "")
+	send := s.start(t, "task", "send", "--wait", "--id", "t2", "wait")
+	send.stderr.waitFor(t, "task t2")
+	if code := send.end(t); code != exitInterrupted {
+		t.Errorf("task send --wait exits with %d, want %d", code, exitInterrupted)
+	}
+	send.stderr.waitFor(t, "the task goes on\n  next:  parley task wait t2  or  parley task cancel t2\n")
 	for _, verb := range []string{"wait", "watch"} {
 		j := s.start(t, "task", verb, "t1")
 		if verb == "watch" {
@@ -95,6 +101,7 @@ func TestInterruptedWaitTellsWhatToDo(t *testing.T) {
 		if code := j.end(t); code != exitInterrupted {
 			t.Errorf("task %s exits with %d, want %d", verb, code, exitInterrupted)
 		}
+		j.stderr.waitFor(t, "the task goes on\n  next:  parley task wait t1  or  parley task cancel t1\n")
 	}
 	all := s.start(t, "task", "watch")
 	all.stderr.waitFor(t, "watching every task")

@@ -115,7 +115,12 @@ type TaskView struct {
 	GiveUpAt    *time.Time          `json:"give_up_at,omitempty"`
 	Human       *HumanAnswer        `json:"human,omitempty"` // the last one's decision
 	Attempts    []Attempt           `json:"attempts,omitempty"`
-	Brief       string              `json:"brief,omitempty"`  // task get: its first 200 characters
+	Brief       string              `json:"brief,omitempty"` // task get and list: its first 200 characters
+	Type        string              `json:"type,omitempty"`  // these and Node: task get and list
+	NodeID      string              `json:"node_id,omitempty"`
+	RunID       subjects.RunID      `json:"run_id,omitempty"`
+	SessionID   subjects.SessionID  `json:"session_id,omitempty"`
+	Labels      map[string]string   `json:"labels,omitempty"` // that its agent must have
 	Result      *Result             `json:"result,omitempty"` // once terminal
 }
 
@@ -131,7 +136,15 @@ type SharedBudget struct {
 type TaskList struct {
 	State   State            `json:"state,omitempty"` // only these
 	AgentID subjects.AgentID `json:"agent_id,omitempty"`
-	Limit   int              `json:"limit,omitzero"` // absent 100, at most 1000
+	From    subjects.AgentID `json:"from,omitempty"`
+	Since   *time.Time       `json:"since,omitempty"`   // created then or later
+	IDPart  string           `json:"id_part,omitempty"` // the beginning or the end of the id
+	// These are looked for in the newest tasks only: see TaskListReply.Searched.
+	RunID     subjects.RunID     `json:"run_id,omitempty"`
+	SessionID subjects.SessionID `json:"session_id,omitempty"`
+	Labels    map[string]string  `json:"labels,omitempty"`
+	Text      string             `json:"text,omitempty"`  // in the id, the brief, the type or the reason, in any case
+	Limit     int                `json:"limit,omitzero"` // absent 100, at most 1000
 	// OldestFirst asks for those that live the longest; the newest come first
 	// otherwise.
 	OldestFirst bool `json:"oldest_first,omitzero"`
@@ -142,6 +155,9 @@ type TaskListReply struct {
 	Tasks []TaskView    `json:"tasks"`
 	Total int           `json:"total"`           // that match, listed or not
 	Count map[State]int `json:"count,omitempty"` // live ones, by state
+	// Searched is how many tasks were looked at, where there are more and the rest
+	// may match, too.
+	Searched int `json:"searched,omitzero"`
 }
 
 // TaskExplanation says, per agent, why it was or was not chosen: task explain.

@@ -168,6 +168,7 @@ type Task struct {
 	SessionBudget  int64              `json:"session_token_budget,omitzero"` // of all tasks of the session together; 0 = none
 	IdempotencyKey string             `json:"idempotency_key,omitempty"`
 	RunID          subjects.RunID     `json:"run_id,omitempty"`
+	NodeID         string             `json:"node_id,omitempty"`         // of the run's definition
 	RunBudget      int64              `json:"run_token_budget,omitzero"` // of all tasks of the run together; 0 = none
 	Unknown        Unknown            `json:",unknown"`
 }

@@ -147,6 +147,14 @@ func (p *problems) human(verb string, agent subjects.AgentID, text string, resul
 func (r *TaskList) check(p *problems) {
 	p.state(r.State, false)
 	p.agentID("/agent_id", r.AgentID, false)
+	p.agentID("/from", r.From, false)
+	p.runID("/run_id", r.RunID)
+	p.sessionID("/session_id", r.SessionID)
+	p.labels("/labels", r.Labels)
+	p.token("/id_part", "id_part", r.IDPart, false)
+	if len(r.Text) > maxName {
+		p.invalid("/text", "expected at most %d bytes", maxName)
+	}
 	p.between("/limit", float64(r.Limit), 0, 1000)
 }
 
