@@ -82,7 +82,7 @@ func Catalogue() []Entry {
 		{
 			Pattern: "fleet.agent.<agent>.<instance>", Message: "AGENT_EVENT",
 			Writer: "registry", Readers: "orchestrator, operator",
-			Description: "An instance went live, was lost, drains or was resumed.",
+			Description: "An instance went live, was lost, stopped, drains or was resumed.",
 		},
 	}, apiEntries()...), slices.Concat(taskEntries(), a2aEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), scheduleEntries(), auditEntries(), identityEntries(), a2eEntries())...)
 }
@@ -114,6 +114,7 @@ func apiEntries() []Entry {
 		{"agent", "list", "AgentList → AgentListReply", "orchestrator", "registry", "The instances of the fleet, as many as a reply has room for: next, if there is one, is the after of the request for more."},
 		{"agent", "drain", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent nothing more."},
 		{"agent", "resume", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent tasks again."},
+		{"agent", "forget", "AgentForget → AgentForgotten", "operator", "registry", "An agent is gone for good: it is listed no more, and nothing waits for it."},
 		{"webhook", "list", "WebhookList → WebhookListReply", "operator", "webhooks", "Deliveries that wait, that ended lately, and dead letters."},
 		{"webhook", "get", "WebhookRef → WebhookView", "operator", "webhooks", "One delivery, with what is to be sent."},
 		{"webhook", "replay", "WebhookReplay → WebhookReplayReply", "operator", "webhooks", "Send dead letters again, or what waits now."},

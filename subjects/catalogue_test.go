@@ -94,7 +94,7 @@ func TestPermissions(t *testing.T) {
 		{
 			role: subjects.RoleOperator,
 			publish: append([]string{
-				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.resume", "fleet.api.bob.audit.read",
+				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.forget", "fleet.api.bob.agent.resume", "fleet.api.bob.audit.read",
 				"fleet.api.bob.escalation.ack", "fleet.api.bob.escalation.answer", "fleet.api.bob.escalation.cancel",
 				"fleet.api.bob.escalation.complete", "fleet.api.bob.escalation.get", "fleet.api.bob.escalation.list",
 				"fleet.api.bob.escalation.reassign", "fleet.api.bob.escalation.retry", "fleet.api.bob.escalation.silence",

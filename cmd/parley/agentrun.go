@@ -31,7 +31,7 @@ type agentFlags struct {
 	labels                       map[string]string
 	window                       int64
 	parallel, messages           int
-	noMesh                       bool
+	noMesh, oneOff               bool
 	heartbeat, delay             time.Duration
 	mcp, repo, dir, spool, usage string
 	mcpInterval, mcpTimeout      time.Duration
@@ -54,6 +54,7 @@ func (f *agentFlags) bind(fs *pflag.FlagSet) {
 	fs.StringToStringVarP(&f.labels, "label", "l", nil, "labels, as k=v")
 	fs.IntVar(&f.parallel, "max-parallel", 1, "tasks at once")
 	fs.IntVar(&f.messages, "max-messages", 1, "messages of other agents at once, beside the tasks")
+	fs.BoolVar(&f.oneOff, "one-off", false, "it does not come back: when it stops, the fleet forgets it")
 	fs.BoolVar(&f.noMesh, "no-mesh", false, "take no messages of other agents")
 	fs.DurationVar(&f.heartbeat, "heartbeat", 0, "time between heartbeats (default 10s)")
 	fs.StringVar(&f.mcp, "mcp-config", "", "file in the form of .mcp.json: servers to probe and announce")
@@ -136,7 +137,7 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 		Model: f.model, ModelTier: f.tier, Tiers: f.tiers, ContextWindow: f.window, AgentType: f.kind,
 		Tools: f.tools, Labels: f.labels, MaxParallel: f.parallel,
 		Heartbeat: f.heartbeat, Grace: time.Duration(a.conf.Grace), Repo: f.repo, Env: a.environ,
-		Log: log, Handler: handler, Watch: watch, MaxMessages: f.messages,
+		Log: log, Handler: handler, Watch: watch, OneOff: f.oneOff, MaxMessages: f.messages,
 		MCP: agent.MCPConfig{Interval: f.mcpInterval, Timeout: f.mcpTimeout},
 	}
 	if !f.noMesh {

@@ -214,3 +214,25 @@ func TestAgentsOfSeveralPages(t *testing.T) {
 	}
 	s.run(t, "__complete", "agent", "drain", "").check(t, 0, "claude\ncodex\n", "")
 }
+
+// Who was stopped is listed no more, who does not come back is forgotten, and so
+// is whom an operator has forgotten.
+func TestAgentsThatAreGone(t *testing.T) {
+	t.Parallel()
+	s := liveFleet(t)
+	kept := s.agent(t, "kept", "--driver", "echo", "--instance", "main")
+	once := s.agent(t, "once", "--driver", "echo", "--one-off")
+	s.run(t, "agent", "forget", "kept").check(t, codeExit(subjects.CodeForbidden), "", "stop it first")
+	kept.end(t)
+	once.end(t)
+	bustest.Eventually(t, "a list without them", func() bool {
+		return strings.Contains(s.run(t, "agent", "ls").stderr, "no agents")
+	})
+	all := s.run(t, "agent", "ls", "--all")
+	if !strings.Contains(all.stdout, "stopped") || strings.Contains(all.stdout, "once") {
+		t.Errorf("all agents:\n%s", all.stdout)
+	}
+	s.run(t, "agent", "forget", "kept", "--as", "stranger").check(t, codeExit(subjects.CodeForbidden), "", "may not")
+	s.run(t, "agent", "forget", "kept", "--reason", "sold").check(t, 0, "", "agent kept is forgotten; instances: 1")
+	s.run(t, "agent", "ls", "--all").check(t, 0, "", "no agents")
+}

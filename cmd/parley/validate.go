@@ -288,7 +288,7 @@ func (v *validation) startAgents(ctx context.Context) (string, error) {
 			return "", err
 		}
 		w, err := agent.New(agent.Config{
-			ID: id, Bus: b, MaxParallel: 4, Heartbeat: time.Second, Grace: -1, AgentType: handshake.Virtual, Log: v.app.clientLog(),
+			ID: id, Bus: b, MaxParallel: 4, Heartbeat: time.Second, Grace: -1, AgentType: handshake.Virtual, OneOff: true, Log: v.app.clientLog(),
 			Only:    func(d *fleet.Dispatch) bool { return strings.HasPrefix(string(d.Task.TaskID), v.prefix()) },
 			Handler: agent.HandlerFunc(simulate),
 		})

@@ -58,9 +58,19 @@ func TestValidate(t *testing.T) {
 			t.Errorf("a task is left %s:\n%s", state, left.stdout)
 		}
 	}
+	nobodyIsLeft(t, s)
 	s.run(t, "validate", "--simulate-review", "-o", "json", "--output-file", path).check(t, 0, `"failed": 0`, "")
 	if got := readReport(t, path).Simulated; len(got) != 1 || got[0] != "validate-review" {
 		t.Errorf("simulated %v", got)
+	}
+}
+
+// nobodyIsLeft checks that no agent of a validation is known any more.
+func nobodyIsLeft(t *testing.T, s *shell, args ...string) {
+	t.Helper()
+	left := s.run(t, append([]string{"agent", "ls", "--all", "-o", "jsonl"}, args...)...)
+	if left.code != 0 || strings.Contains(left.stdout, "validate-") || strings.Contains(left.stdout, "-agent") {
+		t.Errorf("after the validation there are agents (exit %d):\n%s%s", left.code, left.stdout, left.stderr)
 	}
 }
 
@@ -79,6 +89,7 @@ func TestValidateByIdentity(t *testing.T) {
 			t.Errorf("report %+v", r)
 		}
 	}
+	nobodyIsLeft(t, s, "--identity", operator)
 	left := s.run(t, "identity", "ls", "--identity", operator, "-o", "json")
 	if issued, revoked := strings.Count(left.stdout, `"agent_id": "validate-`), strings.Count(left.stdout, `"revoked"`); issued < 10 || revoked != issued {
 		t.Errorf("%d identities are left, %d of them revoked:\n%s", issued, revoked, left.stdout)

@@ -143,7 +143,7 @@ type TaskList struct {
 	RunID     subjects.RunID     `json:"run_id,omitempty"`
 	SessionID subjects.SessionID `json:"session_id,omitempty"`
 	Labels    map[string]string  `json:"labels,omitempty"`
-	Text      string             `json:"text,omitempty"`  // in the id, the brief, the type or the reason, in any case
+	Text      string             `json:"text,omitempty"` // in the id, the brief, the type or the reason, in any case
 	Limit     int                `json:"limit,omitzero"` // absent 100, at most 1000
 	// OldestFirst asks for those that live the longest; the newest come first
 	// otherwise.
@@ -182,7 +182,8 @@ type AgentVerdict struct {
 
 // AgentList asks for agents: agent list.
 type AgentList struct {
-	AgentID subjects.AgentID `json:"agent_id,omitempty"` // only this one
+	AgentID subjects.AgentID `json:"agent_id,omitempty"` // only this one, however long it is gone
+	All     bool             `json:"all,omitzero"`       // those, too, that have stopped, or are lost for minutes
 	After   string           `json:"after,omitempty"`    // the next of the page before
 	Limit   int              `json:"limit,omitzero"`     // absent as many as a reply has room for; at most 1000
 }
@@ -213,6 +214,7 @@ func AllAgents(q AgentList, ask func(AgentList) (AgentListReply, error)) ([]Agen
 type AgentView struct {
 	Announce  Announce   `json:"announce"`
 	Live      bool       `json:"live"`
+	Stopped   bool       `json:"stopped,omitzero"`     // it has ended by itself
 	Draining  bool       `json:"draining,omitzero"`    // by itself or by an operator
 	DrainedBy string     `json:"drained_by,omitempty"` // the operator
 	LastSeen  time.Time  `json:"last_seen"`
@@ -226,4 +228,17 @@ type AgentView struct {
 type AgentDrain struct {
 	AgentID subjects.AgentID `json:"agent_id"`
 	Reason  string           `json:"reason,omitempty"`
+}
+
+// AgentForget says that an agent is gone for good: agent forget. The reply is an
+// AgentForgotten.
+type AgentForget struct {
+	AgentID subjects.AgentID `json:"agent_id"`
+	Reason  string           `json:"reason,omitempty"`
+}
+
+// AgentForgotten says how many instances are known no more.
+type AgentForgotten struct {
+	AgentID   subjects.AgentID `json:"agent_id"`
+	Instances int              `json:"instances"`
 }

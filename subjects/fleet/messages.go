@@ -49,6 +49,8 @@ type Announce struct {
 	HeartbeatSeconds *float64     `json:"heartbeat_seconds,omitempty"` // added; absent 10, 0 = none
 	TTLSeconds       float64      `json:"ttl_seconds,omitzero"`        // added; life without heartbeats, absent 3600
 	Draining         bool         `json:"draining,omitzero"`           // added
+	Stopped          bool         `json:"stopped,omitzero"`            // added; the last word of a process: it is not lost
+	Retired          bool         `json:"retired,omitzero"`            // added; the instance does not come back: nothing waits for it
 	MCPProbedAt      ProbeTimes   `json:"mcp_probed_at,omitempty"`     // added
 	Unknown          Unknown      `json:",unknown"`
 }

@@ -167,4 +167,6 @@ func (r *AgentList) check(p *problems) {
 	}
 }
 
+func (r *AgentForget) check(p *problems) { p.agentID("/agent_id", r.AgentID, true) }
+
 func (r *AgentDrain) check(p *problems) { p.agentID("/agent_id", r.AgentID, true) }

@@ -218,6 +218,7 @@ const (
 	EventAuthRefused   = "auth_refused"   // a connection, a message or an announce was not
 	EventIdentity      = "identity_change"
 	EventAgentDrain    = "agent_drain"
+	EventAgentForget   = "agent_forget"
 	EventAgentResume   = "agent_resume"
 	EventSessionExpire = "session_expire"
 	EventRun           = "run"         // what its kind says has happened to a run, or to a node of one

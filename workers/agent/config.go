@@ -70,6 +70,10 @@ type Config struct {
 	// agent that is busy, which costs their tasks nothing. nil: all of them.
 	Only func(offer *fleet.Dispatch) bool
 
+	// OneOff is an agent that does not come back under this instance: when it stops
+	// the fleet forgets it, and no task waits for it.
+	OneOff bool
+
 	Repo  string    // a git work tree, "" for none
 	MCP   MCPConfig // the MCP servers of the agent
 	Spool string    // directory for results not yet handed in, one per instance; "" for none

@@ -302,12 +302,6 @@ func (a *hand) stop() (idle, emptied <-chan struct{}) {
 	return a.idle, a.emptied
 }
 
-func (a *hand) isStopping() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.stopping
-}
-
 // abort cancels every handler.
 func (a *hand) abort(cause error) {
 	a.mu.Lock()

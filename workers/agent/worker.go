@@ -204,6 +204,7 @@ func (w *Worker) drain(abort context.CancelCauseFunc) {
 // here any more.
 func (w *Worker) farewell() {
 	w.heartbeat()
+	w.state.stop()
 	if !within(w.state.farewell, farewellTimeout) {
 		w.log.Debug("the last announce is not stored")
 	}

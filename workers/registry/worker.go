@@ -21,9 +21,10 @@ const sweepEvery = time.Second
 
 // Config is what a registry needs.
 type Config struct {
-	Bus     *bus.Bus     // required
-	Version string       // of the program, SemVer; shown by nats micro ls
-	Log     *slog.Logger // nil: discarded
+	Bus       *bus.Bus           // required
+	Operators []subjects.AgentID // who may have an agent forgotten
+	Version   string             // of the program, SemVer; shown by nats micro ls
+	Log       *slog.Logger       // nil: discarded
 }
 
 func (c Config) withDefaults() Config {
@@ -50,6 +51,8 @@ type Worker struct {
 	log *slog.Logger
 
 	ready atomic.Bool
+
+	agents *bus.KV // set by Run
 
 	mu   sync.Mutex // guards view
 	view *view
@@ -91,6 +94,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("registry: open bucket %s: %w", subjects.BucketAgents, err)
 	}
+	w.agents = agents
 
 	run, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -188,6 +192,9 @@ func (w *Worker) service() bus.Service {
 		Endpoints: []bus.Endpoint{{
 			Name: "agent_list", Subject: subjects.APIPattern("agent", "list"), Handle: w.list,
 			Metadata: map[string]string{"request": "AgentList", "reply": "AgentListReply"},
+		}, {
+			Name: "agent_forget", Subject: subjects.APIPattern("agent", "forget"), Handle: w.forget,
+			Metadata: map[string]string{"request": "AgentForget", "reply": "AgentForgotten"},
 		}},
 	}
 }
@@ -206,7 +213,7 @@ func (w *Worker) list(_ context.Context, m bus.Msg) ([]byte, error) {
 	}
 	agent, instance, _ := strings.Cut(q.After, ".")
 	w.mu.Lock()
-	views := w.view.list(q.AgentID, key{subjects.AgentID(agent), subjects.InstanceID(instance)}, w.now())
+	views := w.view.list(q.AgentID, q.All || q.AgentID != "", key{subjects.AgentID(agent), subjects.InstanceID(instance)}, w.now())
 	w.mu.Unlock()
 	if q.AgentID != "" && q.After == "" && len(views) == 0 {
 		return nil, subjects.Errorf(subjects.CodeNotFound, "no agent %q was heard of in the last day", q.AgentID).
@@ -314,6 +321,16 @@ func (w *Worker) onEntry(e bus.Entry) {
 			return
 		}
 		w.with(func(v *view, now time.Time) []fleet.AgentEvent { return v.drain(subjects.AgentID(name), d, now) })
+	}
+	if name, ok := strings.CutPrefix(e.Key, fleet.RetiredKeyPrefix); ok {
+		r, err := entry[fleet.AgentRetired](e)
+		if err != nil {
+			w.log.Warn("entry ignored", slog.String("key", e.Key), slog.Any("error", err))
+			return
+		}
+		w.mu.Lock()
+		w.view.retire(subjects.AgentID(name), r)
+		w.mu.Unlock()
 	}
 	if name, ok := strings.CutPrefix(e.Key, fleet.CoolKeyPrefix); ok {
 		c, err := entry[fleet.AgentCooling](e)
