@@ -240,8 +240,8 @@ func taskEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.control.<agent>.<instance>", Message: "CONTROL → ControlReply",
-			Writer: "router", Readers: "agent",
-			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered.",
+			Writer: "router, registry", Readers: "agent",
+			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered; REFUSED, once, where the announce does not count.",
 		},
 		{
 			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",

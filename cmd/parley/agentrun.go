@@ -3,9 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -127,6 +130,9 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 			return usage("%s: %w", at[0], err).next("name a directory that is there, or leave " + at[0] + " out")
 		}
 	}
+	for _, doubt := range f.doubts() {
+		a.notice("parley: warning: %s", doubt)
+	}
 	handler, watch, err := a.driver(ctx, f, command)
 	if err != nil {
 		return err
@@ -195,7 +201,43 @@ func (a *app) beAgent(ctx context.Context, cfg agent.Config, me *myself, bound t
 		return usage("%w", err).next("parley agent run --help")
 	}
 	run := workers.Worker{Name: "agent " + string(cfg.ID), Run: w.Run}
-	return stopped(workers.Run(ctx, bound, run))
+	err = workers.Run(ctx, bound, run)
+	if refused, ok := errors.AsType[*agent.RefusedError](err); ok {
+		return &problem{
+			what: fmt.Sprintf("the fleet does not accept agent %s (%s)", cfg.ID, refused.Reason.Code), where: refused.Reason.Message,
+			exit: codeExit(refused.Reason.Code), err: err, then: "parley agent run --help; parley identity get " + string(cfg.ID) + "  shows what it may announce",
+		}
+	}
+	return stopped(err)
+}
+
+// doubts says what of the flags keeps tasks away from the agent.
+func (f *agentFlags) doubts() (doubts []string) {
+	tiers := f.tiers
+	if len(tiers) == 0 {
+		tiers = agent.Tiers()
+	}
+	if f.tier != "" && !slices.Contains(tiers, f.tier) {
+		doubts = append(doubts, fmt.Sprintf("--tier %s is none of the tiers %s: only a task that asks for that very tier comes here, or one that asks for none", f.tier, strings.Join(tiers, ", ")))
+	}
+	if f.repo != "" && !inGit(f.repo) {
+		doubts = append(doubts, "--repo "+f.repo+" is in no git work tree: no task with --clean-repo comes here")
+	}
+	return doubts
+}
+
+// inGit reports whether a directory is in a git work tree.
+func inGit(dir string) bool {
+	at, err := filepath.Abs(dir)
+	for ; err == nil; at = filepath.Dir(at) {
+		if _, serr := os.Stat(filepath.Join(at, ".git")); serr == nil {
+			return true
+		}
+		if at == filepath.Dir(at) {
+			break
+		}
+	}
+	return false
 }
 
 // driver makes the handler that does the tasks, and what looks after whoever

@@ -83,6 +83,17 @@ func post(ctx context.Context, c *client, m *mesh.Message, to string) (reply[mes
 	return call[mesh.Sent](ctx, c, "mesh", "send", m)
 }
 
+// noticeAbsent says that no instance of an agent lives.
+func (a *app) noticeAbsent(ctx context.Context, c *client, to subjects.AgentID) {
+	r, err := c.agents(ctx, fleet.AgentList{AgentID: to})
+	switch {
+	case isNotFound(err):
+		a.notice("agent %s is not here now, and was not heard of in the last day; it gets the message when it comes", to)
+	case err == nil && !slices.ContainsFunc(r.value.Agents, func(v fleet.AgentView) bool { return v.Live }):
+		a.notice("agent %s is not here now; it gets the message when it comes", to)
+	}
+}
+
 func (a *app) meshSend() *cobra.Command {
 	var f letterFlags
 	var noReply bool
@@ -120,6 +131,7 @@ PARLEY_TASK_ID say what it belongs to.`,
 						continue
 					}
 					a.print(string(r.value.MessageID))
+					a.noticeAbsent(ctx, c, subjects.AgentID(to))
 				}
 				return nil
 			})(cmd, args)

@@ -174,3 +174,25 @@ func TestRefusedWith(t *testing.T) {
 		}
 	}
 }
+
+// An agent that announces more than its identity may learns it, says so and ends.
+func TestAgentIsNotAccepted(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	s := liveFleet(t, "--callout", "--data", data)
+	operator := filepath.Join(data, "callout", "operator.identity.json")
+	bot := filepath.Join(t.TempDir(), "bot.json")
+	s.run(t, "identity", "add", "bot", "--host", "127.0.0.1", "--max-tier", "sonnet", "--identity", operator, "--file", bot).check(t, 0, "", "")
+	s.run(t, "agent", "run", "--id", "bot", "--identity", bot, "--driver", "echo", "--tier", "opus").
+		check(t, codeExit(subjects.CodeForbidden), "", "the fleet does not accept agent bot (forbidden)")
+}
+
+// What keeps tasks away from an agent is said when it starts.
+func TestAgentDoubts(t *testing.T) {
+	t.Parallel()
+	s := liveFleet(t)
+	dir := t.TempDir()
+	j := s.agent(t, "odd", "--driver", "echo", "--tier", "gpt-5", "--repo", dir)
+	j.stderr.waitFor(t, "--tier gpt-5 is none of the tiers haiku, sonnet, opus")
+	j.stderr.waitFor(t, "--repo "+dir+" is in no git work tree")
+}

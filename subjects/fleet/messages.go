@@ -312,7 +312,7 @@ type ResultError struct {
 // Control is what a router tells an instance. The reply is a ControlReply.
 type Control struct {
 	Header
-	Action     string          `json:"action"` // CANCEL | DRAIN | RESUME | INPUT
+	Action     string          `json:"action"` // CANCEL | DRAIN | RESUME | INPUT | REFUSED
 	TaskID     subjects.TaskID `json:"task_id,omitempty"`
 	Attempt    int             `json:"attempt,omitzero"`
 	Reason     *Reason         `json:"reason,omitempty"`
@@ -329,6 +329,9 @@ const (
 	ActionDrain  = "DRAIN"
 	ActionResume = "RESUME"
 	ActionInput  = "INPUT"
+	// ActionRefused says, with the reason, that the instance's announce does not
+	// count: the fleet does not know it.
+	ActionRefused = "REFUSED"
 )
 
 // ControlReply says that a control message was taken.

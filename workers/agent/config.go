@@ -108,6 +108,9 @@ const (
 	maxParallel  = 10000
 )
 
+// Tiers are the fleet's model tiers, the least first.
+func Tiers() []string { return []string{"haiku", "sonnet", "opus"} }
+
 func (c Config) withDefaults() Config {
 	c.Instance = cmp.Or(c.Instance, subjects.InstanceID(strings.ToLower(rand.Text()[:12])))
 	c.MaxParallel = cmp.Or(c.MaxParallel, 1)
@@ -118,7 +121,7 @@ func (c Config) withDefaults() Config {
 	c.MCP = c.MCP.withDefaults()
 	c.MaxMessages = cmp.Or(c.MaxMessages, 1)
 	if c.Tiers == nil {
-		c.Tiers = []string{"haiku", "sonnet", "opus"}
+		c.Tiers = Tiers()
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

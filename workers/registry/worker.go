@@ -111,7 +111,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	loop("read announces", func(ctx context.Context) error {
 		return w.cfg.Bus.Tail(ctx, bus.Tail{
-			Stream: subjects.StreamAnnounce, LastPerSubject: true, Handle: w.onAnnounce,
+			Stream: subjects.StreamAnnounce, LastPerSubject: true, Handle: w.onAnnounce, Refused: w.onRefused,
 			CaughtUp: func(uint64) { caughtUp <- struct{}{} },
 		})
 	})
@@ -280,9 +280,44 @@ func (w *Worker) onAnnounce(m bus.Msg) {
 	}
 	if err != nil {
 		w.log.Warn("announce ignored", slog.String("agent_id", string(k.agent)), slog.String("instance_id", string(k.instance)), slog.Any("error", err))
+		w.tellRefused(k, m, err)
 		return
 	}
 	w.with(func(v *view, now time.Time) []fleet.AgentEvent { return v.announced(k, a, m.Time, now) })
+}
+
+// onRefused takes an announce that the guard does not admit.
+func (w *Worker) onRefused(m bus.Msg, err error) {
+	if k, ok := parseKey(subjects.AnnouncePattern, m.Subject); ok {
+		w.tellRefused(k, m, err)
+	}
+}
+
+// refusedFor is how long after an announce its instance is told that it does not
+// count: one that is read again later is of a process that was told.
+const refusedFor = time.Minute
+
+// tellRefused tells an instance why its announce does not count. It is told once:
+// each announce that it repeats is refused anew.
+func (w *Worker) tellRefused(k key, m bus.Msg, why error) {
+	if w.now().Sub(m.Time) > refusedFor {
+		return
+	}
+	e := subjects.AsError(why)
+	message := e.Message
+	if e.Pointer != "" {
+		message += " at " + e.Pointer
+	}
+	if e.Remedy != "" {
+		message += "; " + e.Remedy
+	}
+	c := fleet.Control{
+		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
+		Action: fleet.ActionRefused, Reason: &fleet.Reason{Code: e.Code, Message: message},
+	}
+	if err := w.cfg.Bus.Publish(subjects.Control(k.agent, k.instance), fleet.MustEncode(&c), nil); err != nil {
+		w.log.Warn("refusal not told", slog.String("agent_id", string(k.agent)), slog.String("instance_id", string(k.instance)), slog.Any("error", err))
+	}
 }
 
 func (w *Worker) onHeartbeat(m bus.Msg) {

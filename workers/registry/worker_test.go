@@ -234,3 +234,32 @@ func TestForget(t *testing.T) {
 		t.Errorf("stored: %s, %v", e.Value, err)
 	}
 }
+
+// Whose announce does not count is told why.
+func TestRefusedAnnounce(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	heard := make(chan *fleet.Control, 1)
+	sub, err := b.Subscribe(subjects.Control("claude", "one"), "", func(m bus.Msg) {
+		c, err := fleet.DecodeControl(m.Data)
+		if err != nil {
+			t.Errorf("%s: %v", m.Data, err)
+		}
+		heard <- c
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	if err := b.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a := announcement(1)
+	a.ProtocolVersion = "9.0"
+	store(t, b, subjects.Announce("claude", "one"), a)
+	c := <-heard
+	if c.Action != fleet.ActionRefused || c.Reason == nil || c.Reason.Code != subjects.CodeVersionMismatch || !strings.Contains(c.Reason.Message, "send version 2.0") {
+		t.Errorf("told %+v, %+v", c, c.Reason)
+	}
+}
