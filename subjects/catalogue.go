@@ -8,6 +8,7 @@ const (
 	StreamAnnounce    = "FLEET_ANNOUNCE"    // the last announce of every instance
 	StreamInbox       = "FLEET_INBOX"       // the raw door, until a dispatch is a record
 	StreamEscalations = "FLEET_ESCALATIONS" // every escalation, and what became of alerts
+	StreamProgress    = "FLEET_PROGRESS"    // the latest lines of progress of each task
 	StreamDLQ         = "FLEET_DLQ"         // what nobody could handle, with the reason
 	StreamWebhooks    = "FLEET_WEBHOOKS"    // the outbox: deliveries, and what became of them
 
@@ -101,6 +102,7 @@ func apiEntries() []Entry {
 		{"task", "message", "TaskMessage → TaskView", "orchestrator", "router", "Add a follow-up to a task that is under way."},
 		{"task", "resume", "TaskResume → TaskView", "operator, escalation", "router", "Answer a task that waits for a human."},
 		{"task", "explain", "TaskRef → TaskExplanation", "orchestrator", "router", "Why each agent was or was not chosen."},
+		{"task", "logs", "TaskLogs → TaskLogsReply", "orchestrator", "registry", "What the agents of a task have told while they worked, as far as it is kept."},
 		{"escalation", "list", "EscalationList → EscalationListReply", "operator", "escalation", "What waits for a human, as much as a reply has room for, and the silences: next, if there is one, is the after of the request for more."},
 		{"escalation", "get", "EscalationRef → Alert", "operator", "escalation", "One alert, or that of a task."},
 		{"escalation", "status", "EscalationStatus → EscalationStatusReply", "operator", "escalation", "Whether humans can be told."},
@@ -248,6 +250,12 @@ func taskEntries() []Entry {
 			Writer: "agent", Readers: "router, operator",
 			Kept:        "artifacts and questions, as records",
 			Description: "How a task goes on; a question is a request, repeated until it is answered.",
+		},
+		{
+			Pattern: "fleet.tasklog.<task>", Message: "ProgressChunk",
+			Writer: "registry", Readers: "registry",
+			Kept: "24 h, at least the last 200 lines of a task", Stream: StreamProgress,
+			Description: "Lines of progress, several at a time. Best effort: where there are too many, the oldest that are not stored yet are left out.",
 		},
 		{
 			Pattern: "fleet.result.<agent>.<task>", Message: "TASK_RESULT or text → ResultReply",

@@ -60,7 +60,7 @@ func TestPermissions(t *testing.T) {
 		"fleet.api.bob.a2e.call", "fleet.api.bob.a2e.handshake",
 		"fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
 		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
-		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
+		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.logs", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
 		"fleet.api.bob.session.append", "fleet.api.bob.session.context", "fleet.api.bob.session.create",
 		"fleet.api.bob.session.delete", "fleet.api.bob.session.fetch", "fleet.api.bob.session.get",
 		"fleet.api.bob.session.handshake", "fleet.api.bob.session.list", "fleet.api.bob.session.put",

@@ -236,3 +236,15 @@ func TestAgentsThatAreGone(t *testing.T) {
 	s.run(t, "agent", "forget", "kept", "--reason", "sold").check(t, 0, "", "agent kept is forgotten; instances: 1")
 	s.run(t, "agent", "ls", "--all").check(t, 0, "", "no agents")
 }
+
+// What an agent tells while it works can be read afterwards, by whoever may see
+// the task.
+func TestTaskLogs(t *testing.T) {
+	t.Parallel()
+	s := liveFleet(t)
+	s.agent(t, "talker", "--", "sh", "-c", "echo one >&2; sleep 0.3; echo two >&2; sleep 0.3; echo done")
+	s.run(t, "task", "send", "--wait", "--id", "talk", "x").check(t, 0, "done", "")
+	s.run(t, "task", "logs", "talk", "--follow").check(t, 0, "talker  two\n", "")
+	s.run(t, "task", "logs", "talk", "-o", "jsonl").check(t, 0, `"text":"one"`, "")
+	s.run(t, "task", "logs", "tal", "--as", "stranger").check(t, 19, "", "there is no task")
+}

@@ -27,7 +27,7 @@ func (a *app) taskCommand() *cobra.Command {
 
 The id of a task may be abbreviated to its beginning or its end, as long as only one
 task has it.`
-	c.AddCommand(a.taskSend(), a.taskList(), a.taskGet(), a.taskWait(), a.taskWatch(),
+	c.AddCommand(a.taskSend(), a.taskList(), a.taskGet(), a.taskWait(), a.taskWatch(), a.taskLogs(),
 		a.taskEvents(), a.taskExplain(), a.taskAnswer(), a.taskTell(), a.taskRetry(), a.taskCancel())
 	return c
 }

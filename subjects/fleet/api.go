@@ -242,3 +242,37 @@ type AgentForgotten struct {
 	AgentID   subjects.AgentID `json:"agent_id"`
 	Instances int              `json:"instances"`
 }
+
+// MaxProgressLines is how many lines of progress task logs answers with at most,
+// the last ones.
+const MaxProgressLines = 200
+
+// TaskLogs asks for what the agents of a task have told while they worked: task
+// logs.
+type TaskLogs struct {
+	TaskID   subjects.TaskID `json:"task_id"`
+	AfterSeq uint64          `json:"after_seq,omitzero"` // the next_seq of an earlier reply
+}
+
+// TaskLogsReply is the lines in the order of their times. They are best effort.
+type TaskLogsReply struct {
+	TaskID  subjects.TaskID `json:"task_id"`
+	State   State           `json:"state"`
+	Lines   []ProgressLine  `json:"lines"`
+	NextSeq uint64          `json:"next_seq,omitzero"` // what follows is asked for with it
+}
+
+// ProgressLine is what an agent has told at a time.
+type ProgressLine struct {
+	Time        time.Time        `json:"time"`
+	AgentID     subjects.AgentID `json:"agent_id"`
+	Attempt     int              `json:"attempt,omitzero"`
+	Text        string           `json:"text,omitempty"`
+	Percent     *float64         `json:"percent,omitempty"`
+	TokensSpent *int64           `json:"tokens_spent,omitempty"`
+}
+
+// ProgressChunk is lines of progress as they are stored.
+type ProgressChunk struct {
+	Lines []ProgressLine `json:"lines"`
+}

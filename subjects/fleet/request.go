@@ -92,6 +92,8 @@ func (r *TaskEvents) check(p *problems) {
 	p.between("/limit", float64(r.Limit), 0, 1000)
 }
 
+func (r *TaskLogs) check(p *problems) { p.taskID("/task_id", r.TaskID, true) }
+
 func (r *TaskCancel) check(p *problems) { p.taskID("/task_id", r.TaskID, true) }
 
 func (r *TaskAnswer) check(p *problems) {

@@ -102,6 +102,7 @@ var scenarios = []scenario{
 	{name: "key of a refused one", want: "done", act: asksForTwo, points: []string{"after_key_back"}, left: keeps("FLEET_IDEM")},
 	{name: "spending", want: "done", act: spends, points: []string{"after_charge"}, left: keeps("FLEET_LEDGER", "session."+spender+".t.1=7")},
 	{name: "rest", want: "done", act: plays(play(step{Do: doLimited}, step{Do: doDone})), points: []string{"after_cool"}, left: rests},
+	{name: "progress", want: "done", act: tellsProgress, points: []string{"after_progress"}},
 	{name: "forget", want: "done", act: forgets, points: []string{"after_retire"}, left: retires},
 	{name: "drain", want: "done", act: drains, points: []string{"after_drain", "after_drain:2"}, left: keeps("FLEET_AGENTS")},
 	{
@@ -413,6 +414,14 @@ func drains(ctx context.Context, s *stage) error {
 	}
 	_, err = operator.Call(ctx, "agent", "resume", map[string]string{"agent_id": "a"})
 	return err
+}
+
+// tellsProgress has a line of progress stored, and a task done.
+func tellsProgress(ctx context.Context, s *stage) error {
+	if err := s.nc.Publish("fleet.progress.a."+theTask, []byte(`{"text":"half of it"}`)); err != nil {
+		return err
+	}
+	return plays(play(step{Do: doDone, MS: 3000}))(ctx, s)
 }
 
 // forgets has an agent forgotten that nobody has heard of, and a task done.

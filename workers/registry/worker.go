@@ -153,6 +153,19 @@ func (w *Worker) serve(ctx, run context.Context) error {
 			}
 		}()
 	}
+	told := newProgress(w.cfg.Bus, w.log)
+	sub, err := w.cfg.Bus.SubscribeBeside(subjects.ProgressPattern, "registry", told.onProgress) // one registry stores it
+	if err != nil {
+		return fmt.Errorf("registry: subscribe %s: %w", subjects.ProgressPattern, err)
+	}
+	var storing sync.WaitGroup
+	storing.Go(func() { told.run(run) })
+	defer storing.Wait()
+	defer func() {
+		if err := sub.Unsubscribe(); err != nil {
+			w.log.Debug("unsubscribe", slog.String("subject", subjects.ProgressPattern), slog.Any("error", err))
+		}
+	}()
 	// Calls in hand are answered after ctx has ended: stop waits for them.
 	stop, err := w.cfg.Bus.Serve(context.WithoutCancel(ctx), w.service())
 	if err != nil {
@@ -186,12 +199,15 @@ func cause(ctx, run context.Context) error {
 func (w *Worker) service() bus.Service {
 	return bus.Service{
 		Name: "registry", Version: w.cfg.Version, Queue: "registry",
-		Description: "Lists the fleet's agents",
+		Description: "Lists the fleet's agents, and keeps what they tell while they work",
 		Metadata:    map[string]string{"kind": "registry"},
 		Figures:     func() any { return w.Figures() },
 		Endpoints: []bus.Endpoint{{
 			Name: "agent_list", Subject: subjects.APIPattern("agent", "list"), Handle: w.list,
 			Metadata: map[string]string{"request": "AgentList", "reply": "AgentListReply"},
+		}, {
+			Name: "task_logs", Subject: subjects.APIPattern("task", "logs"), Handle: w.logs,
+			Metadata: map[string]string{"request": "TaskLogs", "reply": "TaskLogsReply"},
 		}, {
 			Name: "agent_forget", Subject: subjects.APIPattern("agent", "forget"), Handle: w.forget,
 			Metadata: map[string]string{"request": "AgentForget", "reply": "AgentForgotten"},
