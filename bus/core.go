@@ -139,6 +139,14 @@ func (b *Bus) Subscribe(subject, queue string, fn func(Msg)) (*Subscription, err
 	return s, err
 }
 
+// SubscribeBeside is Subscribe for a group that hears what another reader of the
+// same messages acts on. A guard judges them for this process alone: what comes
+// twice, to two of the group, is not noticed.
+func (b *Bus) SubscribeBeside(subject, queue string, fn func(Msg)) (*Subscription, error) {
+	reader := b.readers.Add(1)
+	return b.subscribe(subject, queue, func(nm *nats.Msg) { b.guarded(fromNATS(b.nc, nm), reader, fn) })
+}
+
 func (b *Bus) subscribe(subject, queue string, fn nats.MsgHandler) (*Subscription, error) {
 	sub, err := b.nc.QueueSubscribe(subject, queue, fn)
 	if err != nil {

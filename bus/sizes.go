@@ -41,7 +41,7 @@ type Provisioning struct {
 const MinRoom = 256 << 20
 
 // buckets counts the streams of BucketMaxBytes.
-const buckets = 15
+const buckets = 16
 
 // sizes are the byte limits of the streams.
 type sizes struct {

@@ -26,6 +26,10 @@ const deadLetterPrefix = "fleet.dlq."
 // where a stream says nothing, ordered consumers included.
 const maxConsumers = 10_000
 
+// progressChunks is how many chunks of progress are kept of a task: of one line each
+// at least, and the last 200 lines are promised.
+const progressChunks = 200
+
 const day = 24 * time.Hour
 
 // asset is a stream, or a bucket in the form of its stream, with its durable
@@ -87,6 +91,7 @@ func taskAssets(p Provisioning, size sizes) []asset {
 				MaxDeliver:  -1, MaxAckPending: 10_000, MaxWaiting: 1024,
 			}},
 		},
+		{keepSize: p.BucketMaxBytes == 0, stream: progress(size.bucket)},
 		{keepSize: p.DeadLetterMaxBytes == 0, taker: "router", stream: jetstream.StreamConfig{
 			Name:        subjects.StreamDLQ,
 			Description: "Messages that nobody could handle, with the reason; replay or drop them with parley dlq",
@@ -244,6 +249,20 @@ func scheduleAssets(p Provisioning, size sizes) []asset {
 			AllowMsgSchedules: true, AllowRollup: true,
 			Metadata: map[string]string{"writer": "schedules"},
 		}},
+	}
+}
+
+// progress is the stream of what agents tell while they work. The oldest goes where
+// there is too much.
+func progress(maxBytes int64) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:              subjects.StreamProgress,
+		Description:       "What agents tell while they work, the latest lines of each task",
+		Subjects:          []string{subjects.TaskLogPattern},
+		MaxMsgsPerSubject: progressChunks,
+		MaxAge:            day,
+		MaxBytes:          maxBytes,
+		Metadata:          map[string]string{"writer": "registry"},
 	}
 }
 

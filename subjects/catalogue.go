@@ -11,6 +11,7 @@ const (
 	StreamAnnounce    = "FLEET_ANNOUNCE"    // the last announce of every instance
 	StreamInbox       = "FLEET_INBOX"       // the raw door, until a dispatch is a record
 	StreamEscalations = "FLEET_ESCALATIONS" // every escalation, and what became of alerts
+	StreamProgress    = "FLEET_PROGRESS"    // the latest lines of progress of each task
 	StreamDLQ         = "FLEET_DLQ"         // what nobody could handle, with the reason
 	StreamWebhooks    = "FLEET_WEBHOOKS"    // the outbox: deliveries, and what became of them
 
@@ -85,7 +86,7 @@ func Catalogue() []Entry {
 		{
 			Pattern: "fleet.agent.<agent>.<instance>", Message: "AGENT_EVENT",
 			Writer: "registry", Readers: "orchestrator, operator",
-			Description: "An instance went live, was lost, drains or was resumed.",
+			Description: "An instance went live, was lost, stopped, drains or was resumed.",
 		},
 	}, apiEntries()...), slices.Concat(taskEntries(), a2aEntries(), meshEntries(), runEntries(), webhookEntries(), sessionEntries(), scheduleEntries(), auditEntries(), identityEntries(), a2eEntries())...)
 }
@@ -104,6 +105,7 @@ func apiEntries() []Entry {
 		{"task", "message", "TaskMessage → TaskView", "orchestrator", "router", "Add a follow-up to a task that is under way."},
 		{"task", "resume", "TaskResume → TaskView", "operator, escalation", "router", "Answer a task that waits for a human."},
 		{"task", "explain", "TaskRef → TaskExplanation", "orchestrator", "router", "Why each agent was or was not chosen."},
+		{"task", "logs", "TaskLogs → TaskLogsReply", "orchestrator", "registry", "What the agents of a task have told while they worked, as far as it is kept."},
 		{"escalation", "list", "EscalationList → EscalationListReply", "operator", "escalation", "What waits for a human, as much as a reply has room for, and the silences: next, if there is one, is the after of the request for more."},
 		{"escalation", "get", "EscalationRef → Alert", "operator", "escalation", "One alert, or that of a task."},
 		{"escalation", "status", "EscalationStatus → EscalationStatusReply", "operator", "escalation", "Whether humans can be told."},
@@ -120,6 +122,7 @@ func apiEntries() []Entry {
 		{"agent", "limits", "AgentLimits → AgentLimitsReply", "orchestrator", "router", "The accounts that are limited, and until when."},
 		{"agent", "lift", "AgentLimits → AgentLimitsReply", "operator", "router", "End the limits of an account."},
 		{"task", "waiting", "– → TaskWaitingReply", "operator", "router", "Why tasks wait, cause by cause."},
+		{"agent", "forget", "AgentForget → AgentForgotten", "operator", "registry", "An agent is gone for good: it is listed no more, and nothing waits for it."},
 		{"webhook", "list", "WebhookList → WebhookListReply", "operator", "webhooks", "Deliveries that wait, that ended lately, and dead letters."},
 		{"webhook", "get", "WebhookRef → WebhookView", "operator", "webhooks", "One delivery, with what is to be sent."},
 		{"webhook", "replay", "WebhookReplay → WebhookReplayReply", "operator", "webhooks", "Send dead letters again, or what waits now."},
@@ -245,14 +248,20 @@ func taskEntries() []Entry {
 		},
 		{
 			Pattern: "fleet.control.<agent>.<instance>", Message: "CONTROL → ControlReply",
-			Writer: "router", Readers: "agent",
-			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered. A CANCEL with an `offer_id` ends only what was accepted by that offer, and by no later one.",
+			Writer: "router, registry", Readers: "agent",
+			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered; REFUSED, once, where the announce does not count. A CANCEL with an `offer_id` ends only what was accepted by that offer, and by no later one.",
 		},
 		{
 			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",
 			Writer: "agent", Readers: "router, operator, gateway",
 			Kept:        "artifacts and questions, as records",
 			Description: "How a task goes on; a question is a request, repeated until it is answered.",
+		},
+		{
+			Pattern: "fleet.tasklog.<task>", Message: "ProgressChunk",
+			Writer: "registry", Readers: "registry",
+			Kept: "24 h, at least the last 200 lines of a task", Stream: StreamProgress,
+			Description: "Lines of progress, several at a time. Best effort: where there are too many, the oldest that are not stored yet are left out.",
 		},
 		{
 			Pattern: "fleet.result.<agent>.<task>", Message: "TASK_RESULT or text → ResultReply",

@@ -88,7 +88,7 @@ func TestPermissions(t *testing.T) {
 		"fleet.api.bob.a2e.call", "fleet.api.bob.a2e.handshake",
 		"fleet.api.bob.agent.limits", "fleet.api.bob.agent.list", "fleet.api.bob.task.answer", "fleet.api.bob.task.cancel",
 		"fleet.api.bob.task.dispatch", "fleet.api.bob.task.events", "fleet.api.bob.task.explain",
-		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
+		"fleet.api.bob.task.get", "fleet.api.bob.task.list", "fleet.api.bob.task.logs", "fleet.api.bob.task.message", "fleet.api.bob.task.wait", "fleet.dispatch.bob",
 		"fleet.api.bob.session.append", "fleet.api.bob.session.context", "fleet.api.bob.session.create",
 		"fleet.api.bob.session.delete", "fleet.api.bob.session.fetch", "fleet.api.bob.session.get",
 		"fleet.api.bob.session.handshake", "fleet.api.bob.session.list", "fleet.api.bob.session.put",
@@ -122,7 +122,7 @@ func TestPermissions(t *testing.T) {
 		{
 			role: subjects.RoleOperator,
 			publish: append([]string{
-				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.lift", "fleet.api.bob.agent.resume", "fleet.api.bob.audit.read",
+				"$SRV.>", "fleet.api.bob.agent.drain", "fleet.api.bob.agent.forget", "fleet.api.bob.agent.lift", "fleet.api.bob.agent.resume", "fleet.api.bob.audit.read",
 				"fleet.api.bob.escalation.ack", "fleet.api.bob.escalation.answer", "fleet.api.bob.escalation.cancel",
 				"fleet.api.bob.escalation.complete", "fleet.api.bob.escalation.get", "fleet.api.bob.escalation.list",
 				"fleet.api.bob.escalation.reassign", "fleet.api.bob.escalation.retry", "fleet.api.bob.escalation.silence",

@@ -46,6 +46,9 @@ func Control(a AgentID, i InstanceID) string { return join("fleet.control", stri
 // Progress is where agent a reports on t.
 func Progress(a AgentID, t TaskID) string { return join("fleet.progress", string(a), string(t)) }
 
+// TaskLog is where lines of progress of a task are kept.
+func TaskLog(t TaskID) string { return join("fleet.tasklog", string(t)) }
+
 // Result is where agent a hands in its result of t, as a request.
 func Result(a AgentID, t TaskID) string { return join("fleet.result", string(a), string(t)) }
 
@@ -135,6 +138,7 @@ const (
 	OfferPattern           = "fleet.offer.*.*"
 	ControlPattern         = "fleet.control.*.*"
 	ProgressPattern        = "fleet.progress.*.*"
+	TaskLogPattern         = "fleet.tasklog.*"
 	ResultPattern          = "fleet.result.*.*"
 	EscalationPattern      = "fleet.escalation.*.*"
 	HumanPattern           = "fleet.escalation.3.*" // those that are a human's

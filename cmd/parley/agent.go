@@ -19,7 +19,7 @@ func (a *app) agentCommand() *cobra.Command {
 	bind(c.PersistentFlags(), a.conf, append([]string{"as"}, connectionFlags...)...)
 	c.AddCommand(a.agentRun(), a.agentList(), a.agentGet(),
 		a.agentDrain("drain", "Offer an agent nothing more; what it has in hand goes on"),
-		a.agentDrain("resume", "Offer an agent tasks again"))
+		a.agentDrain("resume", "Offer an agent tasks again"), a.agentForget())
 	return c
 }
 
@@ -33,11 +33,14 @@ func oneAgent(cmd *cobra.Command, args []string) error {
 }
 
 func (a *app) agentList() *cobra.Command {
-	var live bool
+	var live, all bool
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the fleet's agents", Args: cobra.NoArgs,
+		Long: `List the fleet's agents: those that live, and for some minutes those that are lost.
+An agent that was stopped leaves the list at once. --all lists what was heard of in
+the last day.`,
 		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
-			r, err := c.agents(ctx, fleet.AgentList{})
+			r, err := c.agents(ctx, fleet.AgentList{All: all})
 			if err != nil {
 				return err
 			}
@@ -50,6 +53,7 @@ func (a *app) agentList() *cobra.Command {
 			return a.printAgents(r)
 		}),
 	}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "those, too, that were stopped, or have been lost for minutes")
 	cmd.Flags().BoolVar(&live, "live", false, "only those that live")
 	return cmd
 }
@@ -110,9 +114,35 @@ func (a *app) agentDrain(verb, short string) *cobra.Command {
 	return cmd
 }
 
+func (a *app) agentForget() *cobra.Command {
+	var why string
+	cmd := &cobra.Command{
+		Use: "forget AGENT", Short: "Say that an agent is gone for good", Args: oneAgent,
+		Long: `Say that an agent is gone for good. It is listed no more, and no task waits for it.
+An agent that announces itself later is known again.`,
+		ValidArgsFunction: a.completeAgents,
+		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
+			id := subjects.AgentID(args[0])
+			r, err := call[fleet.AgentForgotten](ctx, c, "agent", "forget", fleet.AgentForget{AgentID: id, Reason: why})
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(r.raw)
+			}
+			a.notice("agent %s is forgotten; instances: %d", id, r.value.Instances)
+			return nil
+		}),
+	}
+	cmd.Flags().StringVar(&why, "reason", "", "why, for the record")
+	return cmd
+}
+
 // agentState is what an agent is up to, in a word.
 func (a *app) agentState(v *fleet.AgentView) painted {
 	switch {
+	case v.Stopped:
+		return a.paint(faint, "stopped")
 	case !v.Live:
 		return a.paint(red, "lost")
 	case v.Draining:

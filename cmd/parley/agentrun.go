@@ -3,10 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,7 +34,7 @@ type agentFlags struct {
 	labels                       map[string]string
 	window                       int64
 	parallel, messages           int
-	noMesh                       bool
+	noMesh, oneOff               bool
 	heartbeat, delay             time.Duration
 	mcp, repo, dir, spool, usage string
 	mcpInterval, mcpTimeout      time.Duration
@@ -56,9 +58,10 @@ func (f *agentFlags) bind(fs *pflag.FlagSet) {
 	fs.StringVar(&f.account, "account", "", "account that the limits of its model hold for (default: the login of --usage claude or codex)")
 	fs.IntVar(&f.parallel, "max-parallel", 1, "tasks at once")
 	fs.IntVar(&f.messages, "max-messages", 1, "messages of other agents at once, beside the tasks")
+	fs.BoolVar(&f.oneOff, "one-off", false, "it does not come back: when it stops, the fleet forgets it")
 	fs.BoolVar(&f.noMesh, "no-mesh", false, "take no messages of other agents")
 	fs.DurationVar(&f.heartbeat, "heartbeat", 0, "time between heartbeats (default 10s)")
-	fs.StringVar(&f.mcp, "mcp", "", "file in the form of .mcp.json: servers to probe and announce")
+	fs.StringVar(&f.mcp, "mcp-config", "", "file in the form of .mcp.json: servers to probe and announce")
 	fs.DurationVar(&f.mcpInterval, "mcp-interval", 0, "time between the probes of an MCP server (default 1m)")
 	fs.DurationVar(&f.mcpTimeout, "mcp-timeout", 0, "time that a probe may take (default 10s)")
 	fs.StringVar(&f.repo, "repo", "", "git work tree whose state it announces")
@@ -93,7 +96,7 @@ skills and its health; while its card cannot be got, no task is offered.`,
 		Example: `  parley agent run --id echo --driver echo
   parley agent run --id upper -- tr a-z A-Z
   parley agent run --id helper --driver a2a --card https://agent.example.org --auth bearer --auth-env HELPER_TOKEN
-  parley agent run --id claude --model opus --tier opus --mcp .mcp.json --repo . \
+  parley agent run --id claude --model opus --tier opus --mcp-config .mcp.json --repo . \
       --env 'ANTHROPIC_*' --usage claude -- \
       claude -p --permission-mode acceptEdits --output-format stream-json --verbose --include-partial-messages`,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runAgent(cmd.Context(), &f, args) },
@@ -129,6 +132,9 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 			return usage("%s: %w", at[0], err).next("name a directory that is there, or leave " + at[0] + " out")
 		}
 	}
+	for _, doubt := range f.doubts() {
+		a.notice("parley: warning: %s", doubt)
+	}
 	handler, watch, err := a.driver(ctx, f, command)
 	if err != nil {
 		return err
@@ -139,7 +145,7 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 		Model: f.model, ModelTier: f.tier, Tiers: f.tiers, ContextWindow: f.window, AgentType: f.kind,
 		Tools: f.tools, Labels: a.agentLabels(f), MaxParallel: f.parallel, HoldLimits: f.driver == "" || f.driver == "exec",
 		Heartbeat: f.heartbeat, Grace: time.Duration(a.conf.Grace), Repo: f.repo, Env: a.environ,
-		Log: log, Handler: handler, Watch: watch, MaxMessages: f.messages,
+		Log: log, Handler: handler, Watch: watch, OneOff: f.oneOff, MaxMessages: f.messages,
 		MCP: agent.MCPConfig{Interval: f.mcpInterval, Timeout: f.mcpTimeout},
 	}
 	if !f.noMesh {
@@ -151,10 +157,10 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	if f.mcp != "" {
 		data, readErr := os.ReadFile(f.mcp)
 		if readErr != nil {
-			return usage("--mcp: %w", readErr).next("name a file in the form of .mcp.json, or leave --mcp out")
+			return usage("--mcp-config: %w", readErr).next("name a file in the form of .mcp.json, or leave --mcp-config out")
 		}
 		if cfg.MCP.Servers, err = agent.ParseMCP(data, a.environ); err != nil {
-			return usage("--mcp %s: %w", f.mcp, err)
+			return usage("--mcp-config %s: %w", f.mcp, err)
 		}
 	}
 	free, err := a.spool(f.spool, &cfg)
@@ -197,7 +203,43 @@ func (a *app) beAgent(ctx context.Context, cfg agent.Config, me *myself, bound t
 		return usage("%w", err).next("parley agent run --help")
 	}
 	run := workers.Worker{Name: "agent " + string(cfg.ID), Run: w.Run}
-	return stopped(workers.Run(ctx, bound, run))
+	err = workers.Run(ctx, bound, run)
+	if refused, ok := errors.AsType[*agent.RefusedError](err); ok {
+		return &problem{
+			what: fmt.Sprintf("the fleet does not accept agent %s (%s)", cfg.ID, refused.Reason.Code), where: refused.Reason.Message,
+			exit: codeExit(refused.Reason.Code), err: err, then: "parley agent run --help; parley identity get " + string(cfg.ID) + "  shows what it may announce",
+		}
+	}
+	return stopped(err)
+}
+
+// doubts says what of the flags keeps tasks away from the agent.
+func (f *agentFlags) doubts() (doubts []string) {
+	tiers := f.tiers
+	if len(tiers) == 0 {
+		tiers = agent.Tiers()
+	}
+	if f.tier != "" && !slices.Contains(tiers, f.tier) {
+		doubts = append(doubts, fmt.Sprintf("--tier %s is none of the tiers %s: only a task that asks for that very tier comes here, or one that asks for none", f.tier, strings.Join(tiers, ", ")))
+	}
+	if f.repo != "" && !inGit(f.repo) {
+		doubts = append(doubts, "--repo "+f.repo+" is in no git work tree: no task with --clean-repo comes here")
+	}
+	return doubts
+}
+
+// inGit reports whether a directory is in a git work tree.
+func inGit(dir string) bool {
+	at, err := filepath.Abs(dir)
+	for ; err == nil; at = filepath.Dir(at) {
+		if _, serr := os.Stat(filepath.Join(at, ".git")); serr == nil {
+			return true
+		}
+		if at == filepath.Dir(at) {
+			break
+		}
+	}
+	return false
 }
 
 // driver makes the handler that does the tasks, and what looks after whoever

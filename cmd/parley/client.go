@@ -212,7 +212,7 @@ func (c *client) unanswered(err error, noun, verb string) error {
 	}
 	worker := "router"
 	switch {
-	case noun == "agent" && verb == "list":
+	case noun == "task" && verb == "logs", noun == "agent" && (verb == "list" || verb == "forget"):
 		worker = "registry"
 	case noun == "escalation":
 		worker = "escalation"

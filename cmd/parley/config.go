@@ -91,7 +91,7 @@ type config struct {
 	A2EListen     string   `envconfig:"PARLEY_A2E_LISTEN" json:"a2e_listen" flag:"a2e-listen" desc:"where agents connect that use the fleet as their A2E environment: host:port or unix:/path; none when empty"`
 	A2ETokens     string   `envconfig:"PARLEY_A2E_TOKENS" json:"a2e_tokens" flag:"a2e-tokens" desc:"file with a line 'agent token' for each A2E agent; that of --a2a-tokens when empty"`
 	A2EParallel   int      `envconfig:"PARLEY_A2E_MAX_PARALLEL" json:"a2e_max_parallel" flag:"a2e-max-parallel" desc:"tasks and runs that an A2E session may have under way; 0 is 4"`
-	MCP           bool     `envconfig:"PARLEY_MCP" json:"mcp" flag:"mcp" desc:"serve MCP at /mcp of the HTTP port, to those who may call the A2A gateway"`
+	MCP           bool     `envconfig:"PARLEY_SERVE_MCP" json:"serve_mcp" flag:"serve-mcp" desc:"serve MCP at /mcp of the HTTP port, to those who may call the A2A gateway"`
 	// MCPEscalations is for parley mcp, too.
 	MCPEscalations  bool `envconfig:"PARLEY_MCP_ESCALATIONS" json:"mcp_escalations" flag:"mcp-escalations" desc:"offer MCP clients the tool that decides for a human about what waits for one"`
 	MetricsLog      bool `envconfig:"PARLEY_METRICS_LOG" json:"metrics_log" flag:"metrics-log" desc:"write the figures of this process into its log, regularly"`
@@ -238,7 +238,11 @@ func (c *config) check() error {
 		{"escalate", c.Escalate, "auto always never"},
 	} {
 		if allowed := strings.Fields(s.allowed); !slices.Contains(allowed, s.value) {
-			return usage("--%s %q: expected one of %s", s.flag, s.value, strings.Join(allowed, ", ")).next("parley help env")
+			next := "parley help env"
+			if s.flag == "output" && strings.ContainsAny(s.value, "./") {
+				next = "--output is the form of what is printed; a command that writes a file has --output-file"
+			}
+			return usage("--%s %q: expected one of %s", s.flag, s.value, strings.Join(allowed, ", ")).next(next)
 		}
 	}
 	if c.MetricsInterval <= 0 {

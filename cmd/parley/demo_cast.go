@@ -37,7 +37,7 @@ const demoGone = 30 * time.Second
 // demoPace are the arguments of every agent that make the story quick and its
 // tables narrow.
 func demoPace() []string {
-	return []string{"--instance", "main", "--heartbeat", "1s", "--mcp-timeout", "1s"}
+	return []string{"--instance", "main", "--heartbeat", "1s", "--mcp-timeout", "1s", "--one-off"}
 }
 
 // hire starts an agent. told are the arguments that the story shows.

@@ -64,13 +64,13 @@ func (d *demo) announces(ctx context.Context) error {
 	work := []string{d.exe, "demo", "work"}
 	for _, hire := range []func() error{
 		func() error {
-			return d.hire(demoGood, []string{"--tier", "sonnet", "--mcp", d.path("mcp.json"), "--max-parallel", "2"}, work)
+			return d.hire(demoGood, []string{"--tier", "sonnet", "--mcp-config", d.path("mcp.json"), "--max-parallel", "2"}, work)
 		},
 		func() error {
-			return d.hire(demoSmall, []string{"--tier", "haiku", "--mcp", d.path("mcp.json"), "--driver", "echo"}, nil)
+			return d.hire(demoSmall, []string{"--tier", "haiku", "--mcp-config", d.path("mcp.json"), "--driver", "echo"}, nil)
 		},
 		func() error {
-			return d.hire(demoSick, []string{"--tier", "sonnet", "--mcp", d.path("dead.json")}, work)
+			return d.hire(demoSick, []string{"--tier", "sonnet", "--mcp-config", d.path("dead.json")}, work)
 		},
 	} {
 		if err := hire(); err != nil {

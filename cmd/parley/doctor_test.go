@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -272,4 +273,20 @@ func failingAgent(t *testing.T, url string) *bus.Bus {
 	return works(t, url, agent.Config{ID: "bad", Handler: agent.HandlerFunc(func(context.Context, *agent.Task) (fleet.Result, error) {
 		return fleet.Result{}, &agent.Fail{Message: "the disk is full"}
 	})})
+}
+
+// A server whose page does not answer is named as what is down.
+func TestMonitorNamesTheServer(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := "http://" + l.Addr().String()
+	l.Close()
+	c := config{Monitor: []string{address}}
+	_, err = c.pages(t.Context())
+	if want := "the server whose page is " + address + " does not answer: "; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("pages: %v, want %s…", err, want)
+	}
 }

@@ -87,6 +87,12 @@ func TestInterruptedWaitTellsWhatToDo(t *testing.T) {
 	s := liveFleet(t)
 	s.agent(t, "slow", "--driver", "echo", "--delay", "10m", "--grace", "0s")
 	s.run(t, "task", "send", "--id", "t1", "wait").check(t, 0, "t1", "")
+	send := s.start(t, "task", "send", "--wait", "--id", "t2", "wait")
+	send.stderr.waitFor(t, "task t2")
+	if code := send.end(t); code != exitInterrupted {
+		t.Errorf("task send --wait exits with %d, want %d", code, exitInterrupted)
+	}
+	send.stderr.waitFor(t, "the task goes on\n  next:  parley task wait t2  or  parley task cancel t2\n")
 	for _, verb := range []string{"wait", "watch"} {
 		j := s.start(t, "task", verb, "t1")
 		if verb == "watch" {
@@ -95,6 +101,7 @@ func TestInterruptedWaitTellsWhatToDo(t *testing.T) {
 		if code := j.end(t); code != exitInterrupted {
 			t.Errorf("task %s exits with %d, want %d", verb, code, exitInterrupted)
 		}
+		j.stderr.waitFor(t, "the task goes on\n  next:  parley task wait t1  or  parley task cancel t1\n")
 	}
 	all := s.start(t, "task", "watch")
 	all.stderr.waitFor(t, "watching every task")
@@ -206,4 +213,38 @@ func TestAgentsOfSeveralPages(t *testing.T) {
 		t.Errorf("%d lines, want one for each of %d instances:\n%s", lines, len(agentList.Agents), out)
 	}
 	s.run(t, "__complete", "agent", "drain", "").check(t, 0, "claude\ncodex\n", "")
+}
+
+// Who was stopped is listed no more, who does not come back is forgotten, and so
+// is whom an operator has forgotten.
+func TestAgentsThatAreGone(t *testing.T) {
+	t.Parallel()
+	s := liveFleet(t)
+	kept := s.agent(t, "kept", "--driver", "echo", "--instance", "main")
+	once := s.agent(t, "once", "--driver", "echo", "--one-off")
+	s.run(t, "agent", "forget", "kept").check(t, codeExit(subjects.CodeForbidden), "", "stop it first")
+	kept.end(t)
+	once.end(t)
+	bustest.Eventually(t, "a list without them", func() bool {
+		return strings.Contains(s.run(t, "agent", "ls").stderr, "no agents")
+	})
+	all := s.run(t, "agent", "ls", "--all")
+	if !strings.Contains(all.stdout, "stopped") || strings.Contains(all.stdout, "once") {
+		t.Errorf("all agents:\n%s", all.stdout)
+	}
+	s.run(t, "agent", "forget", "kept", "--as", "stranger").check(t, codeExit(subjects.CodeForbidden), "", "may not")
+	s.run(t, "agent", "forget", "kept", "--reason", "sold").check(t, 0, "", "agent kept is forgotten; instances: 1")
+	s.run(t, "agent", "ls", "--all").check(t, 0, "", "no agents")
+}
+
+// What an agent tells while it works can be read afterwards, by whoever may see
+// the task.
+func TestTaskLogs(t *testing.T) {
+	t.Parallel()
+	s := liveFleet(t)
+	s.agent(t, "talker", "--", "sh", "-c", "echo one >&2; sleep 0.3; echo two >&2; sleep 0.3; echo done")
+	s.run(t, "task", "send", "--wait", "--id", "talk", "x").check(t, 0, "done", "")
+	s.run(t, "task", "logs", "talk", "--follow").check(t, 0, "talker  two\n", "")
+	s.run(t, "task", "logs", "talk", "-o", "jsonl").check(t, 0, `"text":"one"`, "")
+	s.run(t, "task", "logs", "tal", "--as", "stranger").check(t, 19, "", "there is no task")
 }

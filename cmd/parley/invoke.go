@@ -36,8 +36,8 @@ func (a *app) invokeCommand() *cobra.Command {
 		Long: `Have one agent do something, wait for it, and write its TASK_RESULT to a file. The
 brief is what the arguments say, or the file of -f, or standard input. With
 --session the agent gets the session's context, and its result is added to it;
---context gives it a context of your own, as the session protocol has it.`,
-		Example: `  parley invoke status-agent status.json --session $ID --mcp-tools github "How is the infrastructure?"`,
+--context-file gives it a context of your own, as the session protocol has it.`,
+		Example: `  parley invoke status-agent status.json --session $ID --mcp github "How is the infrastructure?"`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return usage("expected an agent id and a file for its result, got %d arguments", len(args)).next(cmd.CommandPath() + " --help")
@@ -54,14 +54,10 @@ brief is what the arguments say, or the file of -f, or standard input. With
 		}),
 	}
 	f := cmd.Flags()
-	// Of the session protocol, --context is a file; a NATS context is set by the
-	// environment here.
-	natsContext := func(name string) bool { return name == "context" }
-	bind(f, a.conf, append([]string{"as"}, slices.DeleteFunc(slices.Clone(connectionFlags), natsContext)...)...)
+	bind(f, a.conf, append([]string{"as"}, connectionFlags...)...)
 	f.StringVar(&n.session, "session", "", "session id")
-	f.StringVar(&n.contextFile, "context", "", "file with a context of the session protocol (a NATS context: PARLEY_CONTEXT)")
-	f.Lookup("context").Annotations = map[string][]string{fileFlag: nil}
-	f.StringSliceVar(&n.mcp, "mcp-tools", nil, "MCP servers that the agent must have in good health")
+	f.StringVar(&n.contextFile, "context-file", "", "file with a context of the session protocol")
+	f.StringSliceVar(&n.mcp, "mcp", nil, "MCP servers that the agent must have in good health")
 	f.StringVarP(&n.file, "file", "f", "", "read the brief from a file, - for standard input")
 	f.DurationVar(&n.timeout, "attempt-timeout", 0, "how long one attempt may take")
 	return cmd
@@ -94,7 +90,7 @@ func (a *app) invocation(n *invocation, args []string) (*fleet.Dispatch, error) 
 	}
 	view, err := handshake.DecodeContext(data)
 	if err != nil {
-		return nil, fmt.Errorf("--context %s: %w", n.contextFile, err)
+		return nil, fmt.Errorf("--context-file %s: %w", n.contextFile, err)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Context (JSON)\n\n%s\n\n# The task\n\n%s", fleet.MustEncode(&view.Context), brief)

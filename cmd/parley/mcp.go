@@ -30,7 +30,7 @@ func (a *app) mcpCommand() *cobra.Command {
 wait for them, read what came out, and talk to agents while they work.
 
 It speaks over standard input and output, as the program that starts it expects;
-with --http, over streamable HTTP at /mcp of that address. parley up --mcp serves
+with --http, over streamable HTTP at /mcp of that address. parley up --serve-mcp serves
 the same page on the port of the fleet.`,
 		Example: `  claude mcp add parley -- parley mcp
   claude mcp add parley -- parley mcp --as alice --server nats://fleet.example.org:4222

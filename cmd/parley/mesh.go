@@ -90,6 +90,17 @@ func (f *letterFlags) post(ctx context.Context, c *client, m *mesh.Message, to [
 	return r, f.request.repeatable(err)
 }
 
+// noticeAbsent says that no instance of an agent lives.
+func (a *app) noticeAbsent(ctx context.Context, c *client, to subjects.AgentID) {
+	r, err := c.agents(ctx, fleet.AgentList{AgentID: to})
+	switch {
+	case isNotFound(err):
+		a.notice("agent %s is not here now, and was not heard of in the last day; it gets the message when it comes", to)
+	case err == nil && !slices.ContainsFunc(r.value.Agents, func(v fleet.AgentView) bool { return v.Live }):
+		a.notice("agent %s is not here now; it gets the message when it comes", to)
+	}
+}
+
 func (a *app) meshSend() *cobra.Command {
 	var f letterFlags
 	var noReply bool
@@ -127,6 +138,7 @@ PARLEY_TASK_ID say what it belongs to.`,
 						continue
 					}
 					a.print(string(r.value.MessageID))
+					a.noticeAbsent(ctx, c, subjects.AgentID(f.to[i]))
 				}
 				return nil
 			})(cmd, args)
@@ -189,9 +201,6 @@ when as many have answered as were wanted: all, the first, or --quorum of them.`
 			if err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("for") {
-				limit = time.Duration(a.conf.Timeout)
-			}
 			if limit <= 0 || limit > mesh.MaxTTL {
 				return usage("--for %s: expected a time up to 24h", limit)
 			}
@@ -204,7 +213,7 @@ when as many have answered as were wanted: all, the first, or --quorum of them.`
 	}
 	f.bind(a, cmd)
 	q.bind(cmd.Flags())
-	cmd.Flags().DurationVar(&limit, "for", 10*time.Minute, "how long to wait; when absent, --timeout says so, too, where that is given")
+	cmd.Flags().DurationVar(&limit, "for", 10*time.Minute, "how long to wait for the answers")
 	return cmd
 }
 

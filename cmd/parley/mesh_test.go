@@ -32,6 +32,7 @@ func TestMeshFromQuestionToAnswer(t *testing.T) {
 	}
 	s.run(t, "mesh", "get", id, "--as", "stranger").check(t, 19, "", "not_found")
 
+	s.run(t, "mesh", "send", "--to", "lynda", "x").check(t, 0, "", "agent lynda is not here now, and was not heard of")
 	s.run(t, "mesh", "send", "x").check(t, exitUsage, "", "--to is missing")
 	s.run(t, "mesh", "ask", "--to", "linda", "--quorum", "2", "x").check(t, exitUsage, "", "expected 1 to 1")
 	s.run(t, "mesh", "ask", "--to", "linda", "--first", "--all", "x").check(t, exitUsage, "", "exclude each other")

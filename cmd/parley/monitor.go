@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -42,7 +43,10 @@ func readVarz(ctx context.Context, address string) (*varz, error) {
 	}
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return nil, err
+		if why, ok := errors.AsType[*url.Error](err); ok {
+			err = why.Err
+		}
+		return nil, fmt.Errorf("the server whose page is %s does not answer: %w", address, err)
 	}
 	defer func() { _ = answer.Body.Close() }()
 	if answer.StatusCode != http.StatusOK {

@@ -280,3 +280,11 @@ func who(agent subjects.AgentID, instance subjects.InstanceID) string {
 	}
 	return string(agent) + "/" + string(instance)
 }
+
+// dollars is an amount, with more digits where it is small.
+func dollars(usd float64) string {
+	if usd < 0.1 {
+		return fmt.Sprintf("$%.4f", usd)
+	}
+	return fmt.Sprintf("$%.2f", usd)
+}

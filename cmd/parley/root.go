@@ -113,17 +113,13 @@ func mistyped(err error, command string) error {
 	return p.next("did you mean " + strings.Join(strings.Fields(meant), " or ") + "? " + command + " --help  lists all")
 }
 
-// fileFlag marks a flag --context that is not the NATS CLI's.
-const fileFlag = "parley_file"
-
 // oneServer settles which of server and context counts: the one that was typed.
 func (a *app) oneServer(cmd *cobra.Command) error {
 	server, context := cmd.Flags().Lookup("server"), cmd.Flags().Lookup("context")
 	if server == nil || context == nil {
 		return nil
 	}
-	_, file := context.Annotations[fileFlag]
-	if server.Changed && context.Changed && !file {
+	if server.Changed && context.Changed {
 		return usage("--server and --context exclude each other").next("leave one of them out")
 	}
 	if server.Changed {

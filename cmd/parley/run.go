@@ -142,7 +142,8 @@ func (a *app) runWatch() *cobra.Command {
 		Long: `Follow a run to its end and print its output document. On a terminal it shows the
 run as a tree that is drawn anew as things happen, elsewhere a line for each change.`,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			return a.followRun(ctx, c, subjects.RunID(args[0]), "")
+			_, err := byRun(ctx, c, args[0], func(id subjects.RunID) (struct{}, error) { return struct{}{}, a.followRun(ctx, c, id, "") })
+			return err
 		}),
 	}
 }
@@ -153,7 +154,7 @@ func (a *app) runRerun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rerun RUN", Short: "Start a new run with the same inputs", Args: one("run id"),
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: subjects.RunID(args[0])})
+			r, err := onRun[runwire.Record](ctx, c, "get", args[0], runRef)
 			if err != nil {
 				return err
 			}
@@ -171,7 +172,7 @@ func (a *app) runOutput() *cobra.Command {
 	return &cobra.Command{
 		Use: "output RUN", Short: "Print the output document of a run that has ended", Args: one("run id"),
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			data, err := document(ctx, c, subjects.RunID(args[0]))
+			data, err := byRun(ctx, c, args[0], func(id subjects.RunID) ([]byte, error) { return document(ctx, c, id) })
 			if err != nil {
 				return err
 			}
@@ -184,7 +185,7 @@ func (a *app) runGet() *cobra.Command {
 	return &cobra.Command{
 		Use: "get RUN", Aliases: []string{"show"}, Short: "Show how far a run is", Args: one("run id"),
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: subjects.RunID(args[0])})
+			r, err := onRun[runwire.Record](ctx, c, "get", args[0], runRef)
 			if err != nil {
 				return err
 			}
@@ -193,11 +194,11 @@ func (a *app) runGet() *cobra.Command {
 			}
 			v := &r.value
 			g := a.grid(strings.TrimSpace(fmt.Sprintf("Run %s: %s %s", v.RunID, v.State, reason(v.Reason))),
-				[]string{"Node", "State", "Agent", "After", "Attempt", "Tokens", "Why"}, "After", "Why")
+				[]string{"Node", "State", "Agent", "After", "Attempt", "Tokens", "Why", "Task"}, "After", "Why")
 			for i := range v.Definition.Agents {
 				d := &v.Definition.Agents[i]
 				n := v.Nodes[d.Name()]
-				g.add(string(d.Name()), string(n.State)+progress(n), string(n.AgentID), joined(d.Dependencies), n.Attempts, thousands(n.Tokens), nodeNote(n))
+				g.add(string(d.Name()), string(n.State)+progress(n), string(n.AgentID), joined(d.Dependencies), n.Attempts, thousands(n.Tokens), nodeNote(n), string(n.TaskID))
 			}
 			g.print()
 			return nil
@@ -212,6 +213,9 @@ func joined(names []runwire.NodeID) string {
 	}
 	return strings.Join(list, " ")
 }
+
+// runRef asks about a run.
+func runRef(id subjects.RunID) any { return runwire.Ref{RunID: id} }
 
 func (a *app) runList() *cobra.Command {
 	return &cobra.Command{
@@ -240,7 +244,7 @@ func (a *app) runChange(verb, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: verb + " RUN", Short: short, Args: one("run id"),
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			r, err := call[runwire.Record](ctx, c, "run", verb, runwire.Ref{RunID: subjects.RunID(args[0]), Reason: why})
+			r, err := onRun[runwire.Record](ctx, c, verb, args[0], func(id subjects.RunID) any { return runwire.Ref{RunID: id, Reason: why} })
 			if err != nil {
 				return err
 			}
@@ -270,7 +274,7 @@ file is a run, which is drawn in the colours of its states.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := os.Stat(args[0]); args[0] != "-" && err != nil && subjects.ValidToken(args[0]) {
 				return a.ask(func(ctx context.Context, c *client, _ []string) error {
-					r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: subjects.RunID(args[0])})
+					r, err := onRun[runwire.Record](ctx, c, "get", args[0], runRef)
 					if err != nil {
 						return err
 					}
@@ -299,7 +303,7 @@ func (a *app) orchestrateCommand() *cobra.Command {
 		Use: "orchestrate --agents A,B,C [BRIEF…]", Short: "Have agents work one after the other, each with what came before",
 		Long: `Run agents in the sequence given: each gets the brief and the results of those
 before it. The output document goes to standard output, or to a file.`,
-		Example: `  parley orchestrate --agents discovery-cartographer,compose-engineer --output run.json "Get the status."`,
+		Example: `  parley orchestrate --agents discovery-cartographer,compose-engineer --output-file run.json "Get the status."`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(agents) == 0 {
 				return usage("--agents is missing: name those who work, in their sequence")
@@ -322,7 +326,7 @@ before it. The output document goes to standard output, or to a file.`,
 	}
 	bind(cmd.Flags(), a.conf, append([]string{"as"}, connectionFlags...)...)
 	cmd.Flags().StringSliceVar(&agents, "agents", nil, "the agents, in their sequence (required)")
-	cmd.Flags().StringVar(&file, "output", "", "write the output document to a file")
+	cmd.Flags().StringVar(&file, "output-file", "", "write the output document to a file")
 	request.bind(cmd.Flags())
 	cmd.Flags().Var(&limit, "session-timeout", "how long all of it may take; a number alone is of seconds")
 	a.completeFlag(cmd, "agents", a.completeAgents)

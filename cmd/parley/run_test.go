@@ -220,3 +220,22 @@ func TestTree(t *testing.T) {
 		t.Errorf("Mermaid would not take\n%s", got)
 	}
 }
+
+// What has happened before a run is watched is told with the time at which it did.
+func TestRunWatchTellsWhen(t *testing.T) {
+	t.Parallel()
+	stderr := newBuffer()
+	a := &app{process: process{stderr: stderr}, conf: defaultConfig(func(string) string { return "" }), now: func() time.Time { return noon }}
+	begun, ended := ago1(time.Hour), ago1(30*time.Minute)
+	a.tellNodes(&runwire.Record{
+		Definition: runwire.Definition{Agents: []runwire.Node{{ID: "second"}, {ID: "first"}}},
+		Nodes: map[runwire.NodeID]runwire.Status{
+			"first":  {State: runwire.Done, Begun: &begun, Ended: &ended},
+			"second": {State: runwire.Dispatched, Begun: new(ago1(time.Minute))},
+		},
+	}, map[runwire.NodeID]string{})
+	at := func(ago time.Duration) string { return ago1(ago).Local().Format(time.TimeOnly) }
+	if want := at(30*time.Minute) + "  first done\n" + at(time.Minute) + "  second dispatched\n"; stderr.String() != want {
+		t.Errorf("told\n%swant\n%s", stderr, want)
+	}
+}

@@ -24,6 +24,7 @@ func (a *app) followRun(ctx context.Context, c *client, id subjects.RunID, file 
 	for {
 		r, err := call[runwire.Record](ctx, c, "run", "get", runwire.Ref{RunID: id})
 		switch {
+		case ctx.Err() != nil: // said below
 		case err != nil && !away(err):
 			return err
 		case err == nil:
@@ -49,6 +50,11 @@ func (a *app) followRun(ctx context.Context, c *client, id subjects.RunID, file 
 
 // tellNodes says which nodes have come to another state.
 func (a *app) tellNodes(r *runwire.Record, seen map[runwire.NodeID]string) {
+	type line struct {
+		at   time.Time
+		text string
+	}
+	var lines []line
 	for i := range r.Definition.Agents {
 		name := r.Definition.Agents[i].Name()
 		n := r.Nodes[name]
@@ -57,8 +63,24 @@ func (a *app) tellNodes(r *runwire.Record, seen map[runwire.NodeID]string) {
 			continue
 		}
 		seen[name] = now
-		a.notice("%s  %s %s", a.now().Format(time.TimeOnly), name, strings.TrimSpace(fmt.Sprintf("%s%s %s", n.State, progress(n), printable(nodeNote(n)))))
+		text := fmt.Sprintf("%s %s", name, strings.TrimSpace(fmt.Sprintf("%s%s %s", n.State, progress(n), printable(nodeNote(n)))))
+		lines = append(lines, line{a.changedAt(n), text})
 	}
+	slices.SortStableFunc(lines, func(a, b line) int { return a.at.Compare(b.at) })
+	for _, l := range lines {
+		a.notice("%s  %s", l.at.Local().Format(time.TimeOnly), l.text)
+	}
+}
+
+// changedAt is when a node came to its state, as far as that is kept.
+func (a *app) changedAt(n runwire.Status) time.Time {
+	switch {
+	case n.Ended != nil:
+		return *n.Ended
+	case n.Begun != nil && n.Items == nil:
+		return *n.Begun
+	}
+	return a.now() // an item of a fan-out has ended
 }
 
 // nodeNote is what is to be said of how a node has ended.

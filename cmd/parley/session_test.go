@@ -79,7 +79,7 @@ func TestSession(t *testing.T) {
 	if strings.Contains(string(data), "Unknown") {
 		t.Errorf("the file has a member that no message has:\n%s", data)
 	}
-	s.run(t, "invoke", "reader", result, "--as", "boss", "--context", context, "say hello").check(t, 0, "production", "")
+	s.run(t, "invoke", "reader", result, "--as", "boss", "--context-file", context, "say hello").check(t, 0, "production", "")
 	bustest.Eventually(t, "the task's result", func() bool {
 		return strings.Contains(s.run(t, "session", "context", id, "--as", "boss", "-o", "jsonl").stdout, string(r.TaskID))
 	})

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"parley/subjects"
 )
 
 // Groups of settings, by the names of their flags.
@@ -21,7 +23,7 @@ var (
 		"webhooks-file", "webhook-url", "webhook-secret", "webhook-header", "webhook-allow", "webhook-retries", "webhook-base",
 		"webhook-timeout", "webhook-check",
 		"http-cert", "http-key", "http-client-ca", "a2a-url", "a2a-nats-url", "a2a-name", "a2a-tokens", "a2a-issuer", "a2a-audience",
-		"a2a-open", "a2a-origins", "a2a-rate", "a2a-push-endpoint", "a2a-key", "a2a-registry", "a2a-registry-token", "a2a-registry-each", "a2e-listen", "a2e-tokens", "a2e-max-parallel", "mcp", "mcp-escalations", "metrics-log", "metrics-interval", "otlp-endpoint", "otlp-headers",
+		"a2a-open", "a2a-origins", "a2a-rate", "a2a-push-endpoint", "a2a-key", "a2a-registry", "a2a-registry-token", "a2a-registry-each", "a2e-listen", "a2e-tokens", "a2e-max-parallel", "serve-mcp", "mcp-escalations", "metrics-log", "metrics-interval", "otlp-endpoint", "otlp-headers",
 		"max-retries", "on-blocked", "escalate", "alert-repeat", "give-up-after", "alert-contacts", "alert-next", "ack-timeout",
 		"group-by", "group-wait", "group-interval", "change-log", "public-url", "link-key", "link-ttl", "heartbeat-to", "heartbeat-each",
 		"require-signatures", "require-identity", "seal-key", "callout-issuer", "callout-xkey", "callout-account", "callout-ttl",
@@ -77,6 +79,7 @@ var otherVariables = []string{
 // strangers warns of each PARLEY_ variable in environ that nobody reads: it is
 // misspelt, most likely.
 func strangers(environ []string) (warnings []string) {
+	const prefix = "PARLEY_"
 	known := slices.Clone(otherVariables)
 	for _, s := range settings(&config{}) {
 		known = append(known, s.env)
@@ -84,52 +87,23 @@ func strangers(environ []string) (warnings []string) {
 			known = append(known, fileVariable(s.env))
 		}
 	}
+	for i, name := range known {
+		known[i] = strings.TrimPrefix(name, prefix)
+	}
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
-		if !strings.HasPrefix(name, "PARLEY_") || slices.Contains(known, name) {
+		if !strings.HasPrefix(name, prefix) || slices.Contains(known, strings.TrimPrefix(name, prefix)) {
 			continue
 		}
 		warning := "parley: warning: " + name + " is no setting and changes nothing"
-		if near := nearest(name, known); near != "" {
-			warning += "; did you mean " + near + "?"
+		if near := subjects.Nearest(strings.TrimPrefix(name, prefix), known); near != "" {
+			warning += "; did you mean " + prefix + near + "?"
 		} else {
 			warning += "; parley help env  lists them all"
 		}
 		warnings = append(warnings, warning)
 	}
 	return warnings
-}
-
-// nearest is the name that a few keystrokes make of name, or "".
-func nearest(name string, known []string) string {
-	best, least := "", 4
-	for _, k := range known {
-		if d := keystrokes(name, k); d < least {
-			best, least = k, d
-		}
-	}
-	return best
-}
-
-// keystrokes counts the letters to insert, delete or replace that make b of a.
-func keystrokes(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, diagonal+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // bind makes flags of the named settings. What file and environment said is

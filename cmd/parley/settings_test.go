@@ -9,6 +9,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -215,11 +219,12 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"fly"}, `unknown command "fly"`},
 		{[]string{"task", "sned"}, `unknown command "sned"`},
 		{[]string{"tsk"}, "next:  did you mean task or top? parley --help"},
-		{[]string{"agent", "run", "--id", "x", "--mcp", "/nowhere", "--", "cat"}, "or leave --mcp out"},
+		{[]string{"agent", "run", "--id", "x", "--mcp-config", "/nowhere", "--", "cat"}, "or leave --mcp-config out"},
 		{[]string{"task", "get"}, "expected one task id"},
 		{[]string{"task", "get", "a", "b"}, "expected one task id, got 2"},
 		{[]string{"task", "ls", "--nope"}, "unknown flag: --nope"},
 		{[]string{"task", "ls", "-o", "xml"}, `--output "xml"`},
+		{[]string{"validate", "--output", "report.json"}, "--output-file"},
 		{[]string{"task", "send"}, "a brief is empty"},
 		{[]string{"task", "send", "-f", "x", "y"}, "given twice"},
 		{[]string{"task", "send", "-f", "/nowhere"}, "no such file"},
@@ -291,5 +296,36 @@ func TestValues(t *testing.T) {
 		if got := thousands(n); got != want {
 			t.Errorf("thousands(%d) = %q, want %q", n, got, want)
 		}
+	}
+}
+
+// A flag means the same on every command that has it.
+func TestFlagsMeanOneThing(t *testing.T) {
+	t.Parallel()
+	a := &app{process: process{}, conf: defaultConfig(func(string) string { return "" }), now: time.Now}
+	meanings := map[string]string{}
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		check := func(f *pflag.Flag) {
+			if !slices.Contains([]string{"timeout", "attempt-timeout", "output", "output-file", "context", "context-file", "mcp", "mcp-config"}, f.Name) {
+				return
+			}
+			if f.Name == "output-file" {
+				return // it writes what the command makes
+			}
+			if was, known := meanings[f.Name]; known && was != f.Usage {
+				t.Errorf("%s: --%s is %q, elsewhere %q", c.CommandPath(), f.Name, f.Usage, was)
+			}
+			meanings[f.Name] = f.Usage
+		}
+		c.LocalFlags().VisitAll(check)
+		c.InheritedFlags().VisitAll(check)
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(a.rootCommand())
+	if len(meanings) != 7 {
+		t.Errorf("found %d of the flags: %q", len(meanings), meanings)
 	}
 }

@@ -23,8 +23,12 @@ const waitPause = 100 * time.Millisecond
 func (a *app) taskCommand() *cobra.Command {
 	c := noun("task", "Give the fleet tasks, and see what becomes of them", "tasks")
 	bind(c.PersistentFlags(), a.conf, append([]string{"as"}, connectionFlags...)...)
-	c.AddCommand(a.taskSend(), a.taskList(), a.taskGet(), a.taskWait(), a.taskWatch(),
-		a.taskEvents(), a.taskExplain(), a.taskAnswer(), a.taskCancel())
+	c.Long = `Give the fleet tasks, and see what becomes of them.
+
+The id of a task may be abbreviated to its beginning or its end, as long as only one
+task has it.`
+	c.AddCommand(a.taskSend(), a.taskList(), a.taskGet(), a.taskWait(), a.taskWatch(), a.taskLogs(),
+		a.taskEvents(), a.taskExplain(), a.taskAnswer(), a.taskTell(), a.taskRetry(), a.taskCancel())
 	return c
 }
 
@@ -64,8 +68,7 @@ func (a *app) taskGet() *cobra.Command {
 		Use: "get TASK", Aliases: []string{"info", "show"}, Short: "Show a task as it is now", Args: oneTask,
 		ValidArgsFunction: a.completeTasks,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			id := subjects.TaskID(args[0])
-			r, err := call[fleet.TaskView](ctx, c, "task", "get", fleet.TaskRef{TaskID: id})
+			r, err := onTask[fleet.TaskView](ctx, c, "get", args[0], func(id subjects.TaskID) any { return fleet.TaskRef{TaskID: id} })
 			if err != nil {
 				return err
 			}
@@ -76,9 +79,20 @@ func (a *app) taskGet() *cobra.Command {
 
 func (a *app) taskList() *cobra.Command {
 	var q fleet.TaskList
+	var ago string
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the tasks that live and those that ended lately", Args: cobra.NoArgs,
+		Example: `  parley task ls --state blocked --since 1h
+  parley task ls --run run-thpcsuhi4gniabcd
+  parley task ls --text parser -o wide`,
 		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
+			if ago != "" {
+				at, err := since(ago, a.now())
+				if err != nil {
+					return err
+				}
+				q.Since = &at
+			}
 			r, err := call[fleet.TaskListReply](ctx, c, "task", "list", q)
 			if err != nil {
 				return err
@@ -88,6 +102,12 @@ func (a *app) taskList() *cobra.Command {
 	}
 	cmd.Flags().StringVar((*string)(&q.State), "state", "", "only tasks in this state")
 	cmd.Flags().StringVar((*string)(&q.AgentID), "agent", "", "only tasks of this agent")
+	cmd.Flags().StringVar((*string)(&q.From), "from", "", "only tasks that this one has sent")
+	cmd.Flags().StringVar((*string)(&q.RunID), "run", "", "only tasks of this run")
+	cmd.Flags().StringVar((*string)(&q.SessionID), "session", "", "only tasks of this session")
+	cmd.Flags().StringToStringVarP(&q.Labels, "label", "l", nil, "only tasks that ask for these labels, as k=v")
+	cmd.Flags().StringVar(&ago, "since", "", "only tasks sent since: 2h ago, or 2026-05-31T21:00:00Z")
+	cmd.Flags().StringVar(&q.Text, "text", "", "only tasks with this text in their brief, type, id or reason")
 	cmd.Flags().IntVarP(&q.Limit, "limit", "n", 100, "how many at most")
 	states := []string{string(fleet.StateQueued), string(fleet.StateWorking), string(fleet.StateInputRequired)}
 	for _, o := range outcomes {
@@ -106,8 +126,7 @@ func (a *app) taskWait() *cobra.Command {
 else on standard error. The exit code tells how the task ended (parley help exit-codes).`,
 		ValidArgsFunction: a.completeTasks,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			id := subjects.TaskID(args[0])
-			return a.waitAndPrint(ctx, c, id, limit)
+			return a.waitAndPrint(ctx, c, subjects.TaskID(args[0]), limit)
 		}),
 	}
 	cmd.Flags().DurationVar(&limit, "for", 0, "how long to wait at most (0: until it has ended)")
@@ -117,10 +136,11 @@ else on standard error. The exit code tells how the task ended (parley help exit
 // waitAndPrint waits for a task's outcome, prints it, and turns it into the
 // command's own.
 func (a *app) waitAndPrint(ctx context.Context, c *client, id subjects.TaskID, limit time.Duration) error {
-	r, err := a.wait(ctx, c, id, limit)
+	r, err := byTask(ctx, c, string(id), func(id subjects.TaskID) (reply[fleet.TaskView], error) { return a.wait(ctx, c, id, limit) })
 	if err != nil {
 		return err
 	}
+	id = r.value.TaskID
 	if !r.value.State.Terminal() {
 		if a.json() {
 			if err := a.printJSON(r.raw); err != nil {
@@ -159,6 +179,8 @@ func (a *app) wait(ctx context.Context, c *client, id subjects.TaskID, limit tim
 			return r, nil
 		case err == nil:
 			told, pause = false, waitPause
+		case ctx.Err() != nil:
+			return r, interrupted(ctx, id)
 		case !away(err):
 			return r, err
 		default:
@@ -199,10 +221,12 @@ func (a *app) taskEvents() *cobra.Command {
 		ValidArgsFunction: a.completeTasks,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
 			id := subjects.TaskID(args[0])
-			q.TaskID = id
 			var events []fleet.Event
 			for {
-				r, err := call[fleet.TaskEventsReply](ctx, c, "task", "events", q)
+				r, err := onTask[fleet.TaskEventsReply](ctx, c, "events", string(id), func(full subjects.TaskID) any {
+					id, q.TaskID = full, full
+					return q
+				})
 				if err != nil {
 					return err
 				}
@@ -228,8 +252,7 @@ func (a *app) taskExplain() *cobra.Command {
 		Use: "explain TASK", Short: "Say, per agent, why it was or was not chosen", Args: oneTask,
 		ValidArgsFunction: a.completeTasks,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			id := subjects.TaskID(args[0])
-			r, err := call[fleet.TaskExplanation](ctx, c, "task", "explain", fleet.TaskRef{TaskID: id})
+			r, err := onTask[fleet.TaskExplanation](ctx, c, "explain", args[0], func(id subjects.TaskID) any { return fleet.TaskRef{TaskID: id} })
 			if err != nil {
 				return err
 			}
@@ -244,11 +267,13 @@ func (a *app) taskCancel() *cobra.Command {
 		Use: "cancel TASK", Aliases: []string{"rm"}, Short: "End a task", Args: oneTask,
 		ValidArgsFunction: a.completeTasks,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
-			id := subjects.TaskID(args[0])
-			r, err := call[fleet.TaskView](ctx, c, "task", "cancel", fleet.TaskCancel{TaskID: id, Reason: why})
+			r, err := onTask[fleet.TaskView](ctx, c, "cancel", args[0], func(id subjects.TaskID) any {
+				return fleet.TaskCancel{TaskID: id, Reason: why}
+			})
 			if err != nil {
 				return err
 			}
+			id := r.value.TaskID
 			if a.json() {
 				return a.printJSON(r.raw)
 			}
@@ -264,35 +289,42 @@ func (a *app) taskCancel() *cobra.Command {
 	return cmd
 }
 
+// taskAndText wants a task id, which text may follow.
+func taskAndText(text string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usage("expected a task id and %s", text).next(cmd.CommandPath() + " --help")
+		}
+		_, err := subjects.ParseTaskID(args[0])
+		return err
+	}
+}
+
 func (a *app) taskAnswer() *cobra.Command {
 	var q fleet.TaskAnswer
 	var file string
 	cmd := &cobra.Command{
 		Use: "answer TASK [TEXT…]", Short: "Answer the question that a task waits for",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usage("expected a task id and the answer").next(cmd.CommandPath() + " --help")
-			}
-			_, err := subjects.ParseTaskID(args[0])
-			return err
-		},
+		Args:              taskAndText("the answer"),
 		ValidArgsFunction: a.completeTasks,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			id := subjects.TaskID(args[0])
 			text, err := a.text(args[1:], file, "an answer")
 			if err != nil {
 				return err
 			}
-			q.TaskID, q.Text = id, strings.TrimSpace(string(text))
+			q.Text = strings.TrimSpace(string(text))
 			return a.ask(func(ctx context.Context, c *client, _ []string) error {
-				r, err := call[fleet.TaskView](ctx, c, "task", "answer", q)
+				r, err := onTask[fleet.TaskView](ctx, c, "answer", args[0], func(id subjects.TaskID) any {
+					q.TaskID = id
+					return q
+				})
 				if err != nil {
 					return err
 				}
 				if a.json() {
 					return a.printJSON(r.raw)
 				}
-				a.notice("answered; task %s is %s", id, r.value.State)
+				a.notice("answered; task %s is %s", r.value.TaskID, r.value.State)
 				return nil
 			})(cmd, args)
 		},

@@ -49,7 +49,7 @@ func (t *terms) bind(fs *pflag.FlagSet) {
 	fs.Int64Var(&t.sessionBudget, "session-budget", 0, "tokens that all tasks of the session may cost")
 	fs.Int64Var(&t.runBudget, "run-budget", 0, "tokens that all tasks of the run may cost")
 	fs.StringVar(&t.deadline, "deadline", "", "when it must have ended: 30m from now, or 2026-05-31T21:00:00Z; beside --id or --key a time alone")
-	fs.DurationVar(&t.timeout, "timeout", 0, "how long one attempt may take")
+	fs.DurationVar(&t.timeout, "attempt-timeout", 0, "how long one attempt may take")
 	fs.IntVar(&t.retries, "max-retries", fleet.DefaultMaxRetries, "attempts with the same agent after the first")
 	fs.StringVar(&t.onBlocked, "on-blocked", "", "when nobody can do it: reroute, wait, fail or escalate")
 	fs.StringVar(&t.escalate, "escalate", "", "whether to wait for a human: auto, always or never")
@@ -106,7 +106,7 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 	if fs.Changed("run-budget") {
 		d.Task.RunBudget = t.runBudget
 	}
-	if fs.Changed("timeout") {
+	if fs.Changed("attempt-timeout") {
 		d.Task.TimeoutSeconds = t.timeout.Seconds()
 	}
 	if fs.Changed("alert-repeat") {
@@ -275,6 +275,14 @@ func (a *app) send(ctx context.Context, c *client, d *fleet.Dispatch, wait bool,
 	}
 	if err != nil {
 		return err
+	}
+	for _, w := range r.value.Warnings {
+		at := ""
+		if w.Pointer != "" {
+			at = " at " + w.Pointer
+		}
+		a.notice("warning%s: %s", at, printable(w.Message))
+		part(a.stderr, "next:", printable(w.Remedy))
 	}
 	id := r.value.TaskID
 	if wait {

@@ -21,6 +21,10 @@ func (a *app) printTasks(r reply[fleet.TaskListReply], asked fleet.TaskList) err
 		return a.printList(r.raw, "tasks")
 	}
 	if len(r.value.Tasks) == 0 {
+		if asked.State == "" && (asked.AgentID != "" || asked.From != "" || asked.RunID != "" || asked.SessionID != "" || len(asked.Labels) > 0 || asked.Text != "" || asked.Since != nil) {
+			a.notice("no such tasks; parley task ls  lists all")
+			return nil
+		}
 		if asked.State != "" {
 			a.notice("no tasks are %s; parley task ls  lists all", asked.State)
 			return nil
@@ -28,22 +32,31 @@ func (a *app) printTasks(r reply[fleet.TaskListReply], asked fleet.TaskList) err
 		a.notice("no tasks; parley task send BRIEF makes one")
 		return nil
 	}
-	header := []string{"Task", "State", "Priority", "Agent", "Attempt", "Tokens", "Age", "Reason"}
+	header := []string{"Task", "State", "Brief", "Agent", "Age", "Tokens", "Attempt", "Priority", "Reason"}
 	if a.wide() {
-		header = append(header, "From", "Updated", "Deadline", "Seq")
+		header = append(header, "From", "Run", "Session", "Updated", "Deadline", "Seq")
 	}
-	g := a.grid(tasksTitle(&r.value), header, "Reason")
-	for _, t := range r.value.Tasks {
+	g := a.grid(tasksTitle(&r.value), header, "Brief", "Reason")
+	ids := shortIDs(r.value.Tasks)
+	for i := range r.value.Tasks {
+		t := &r.value.Tasks[i]
+		id := ids[t.TaskID]
+		if a.wide() {
+			id = string(t.TaskID)
+		}
 		row := []any{
-			string(t.TaskID), a.state(t.State), string(t.Priority), who(t.AgentID, t.InstanceID), t.Attempt,
-			thousands(t.TokensSpent), a.when(t.Created), oneLine(reason(t.Reason)),
+			id, a.state(t.State), oneLine(t.Brief), who(t.AgentID, t.InstanceID), a.when(t.Created),
+			thousands(t.TokensSpent), t.Attempt, string(t.Priority), oneLine(reason(t.Reason)),
 		}
 		if a.wide() {
-			row = append(row, string(t.From), a.when(t.Updated), a.when(t.Deadline), t.Seq)
+			row = append(row, string(t.From), runAndNode(t), string(t.SessionID), a.when(t.Updated), a.when(t.Deadline), t.Seq)
 		}
 		g.add(row...)
 	}
 	g.print()
+	if r.value.Searched > 0 {
+		a.notice("only the newest %s tasks were searched; --since, --from, --agent or --state narrow it down", thousands(int64(r.value.Searched)))
+	}
 	return nil
 }
 
@@ -63,6 +76,11 @@ func tasksTitle(r *fleet.TaskListReply) string {
 		title += fmt.Sprintf(" (%d of %s shown)", len(r.Tasks), thousands(int64(r.Total)))
 	}
 	return title
+}
+
+// runAndNode is what a task is part of.
+func runAndNode(t *fleet.TaskView) string {
+	return strings.TrimSuffix(string(t.RunID)+" "+t.NodeID, " ")
 }
 
 // printTask prints the reply to task get.
@@ -93,6 +111,17 @@ func (a *app) printTask(r reply[fleet.TaskView]) error {
 		g.fact("Not before", a.moment(*t.NotBefore))
 	}
 	g.fact("Brief", oneLine(t.Brief))
+	g.fact("Type", t.Type)
+	g.fact("Run, node", runAndNode(t))
+	g.fact("Session", string(t.SessionID))
+	var labels []string
+	for _, name := range sortedNames(t.Labels) {
+		labels = append(labels, name+"="+t.Labels[name])
+	}
+	g.fact("Labels", strings.Join(labels, " "))
+	cost, session := usageOf(t.Result)
+	g.fact("Cost", cost)
+	g.fact("Its session", session)
 	if t.Await == fleet.AwaitHuman {
 		g.fact("Waits for", "a human; parley escalation show "+string(t.TaskID))
 		g.fact("Gives up", a.moment(deref(t.GiveUpAt, t.Deadline)))
@@ -106,6 +135,7 @@ func (a *app) printTask(r reply[fleet.TaskView]) error {
 	}
 	if t.Result != nil {
 		g.fact("Output", strings.TrimSpace(output(t.Result)))
+		g.fact("Artifacts", artifacts(t.Result))
 		g.fact("Remaining", strings.Join(t.Result.Remaining, "\n"))
 		g.fact("Next steps", strings.Join(t.Result.NextSteps, "\n"))
 	}
@@ -182,6 +212,9 @@ func (a *app) printOutcome(r reply[fleet.TaskView]) error {
 	if t.TokensSpent > 0 {
 		facts = append(facts, thousands(t.TokensSpent)+" tokens")
 	}
+	if cost, _ := usageOf(t.Result); strings.HasPrefix(cost, "$") {
+		facts = append(facts, cost)
+	}
 	facts = append(facts, roughly(t.Updated.Sub(t.Created)))
 	a.notice("%s", printable(strings.Join(facts, ", ")))
 	if t.State != fleet.StateDone {
@@ -195,7 +228,12 @@ func (a *app) printOutcome(r reply[fleet.TaskView]) error {
 		part(a.stderr, "then:", printable(strings.Join(t.Result.NextSteps, "\n")))
 	}
 	if slices.Contains([]fleet.State{fleet.StateBlocked, fleet.StateError}, t.State) {
-		part(a.stderr, "next:", "parley task explain "+string(t.TaskID)+"  or  parley task get "+string(t.TaskID))
+		next := "parley task explain " + string(t.TaskID) + "  or  parley task get " + string(t.TaskID)
+		if t.Reason != nil && t.Reason.Code == subjects.CodeNoCapableAgent {
+			next = "start an agent that can do it (parley agent run), then  parley task retry " + string(t.TaskID) +
+				"\nparley task explain " + string(t.TaskID) + "  says what each agent lacks"
+		}
+		part(a.stderr, "next:", next)
 	}
 	return nil
 }

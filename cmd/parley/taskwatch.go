@@ -38,7 +38,8 @@ Without a task an operator hears what happens to all tasks from now on.`,
 			if len(args) == 0 {
 				return a.watchAll(ctx, c)
 			}
-			return a.watch(ctx, c, subjects.TaskID(args[0]))
+			_, err := byTask(ctx, c, args[0], func(id subjects.TaskID) (struct{}, error) { return struct{}{}, a.watch(ctx, c, id) })
+			return err
 		}),
 	}
 }
@@ -117,6 +118,8 @@ func (a *app) watch(ctx context.Context, c *client, id subjects.TaskID) error {
 		switch {
 		case err == nil:
 			told = false
+		case ctx.Err() != nil:
+			return interrupted(ctx, id)
 		case !away(err):
 			return err
 		case !told:

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -101,11 +102,44 @@ func (a *app) noBroker(err error) error {
 	case errors.Is(err, embedded.ErrPortTaken):
 		p.what = here + " is taken: another process listens there"
 		p.where = "a NATS server that runs already? parley serve --server nats://" + here + "  runs the workers against it"
-		return p.next(fmt.Sprintf("parley up --port %d", a.conf.Port+1))
+		flags := []string{"--port", strconv.Itoa(a.conf.Port + 1)}
+		if a.httpTaken() {
+			flags = append(flags, "--http", nextPort(a.conf.HTTP))
+		}
+		return p.next(a.sameCommand(flags...))
 	case errors.Is(err, fs.ErrPermission):
 		return p.next("parley up --data DIR  with a directory that you may write")
 	}
 	return p
+}
+
+// sameCommand is the command line as it was typed, with other values of flags, in
+// pairs.
+func (a *app) sameCommand(flags ...string) string {
+	words := []string{"parley"}
+	for i := 0; i < len(a.args); i++ {
+		name, _, whole := strings.Cut(a.args[i], "=")
+		if at := slices.Index(flags, name); at >= 0 && at%2 == 0 {
+			if !whole {
+				i++ // its value
+			}
+			continue
+		}
+		words = append(words, quoted(a.args[i]))
+	}
+	for i := 0; i+1 < len(flags); i += 2 {
+		words = append(words, flags[i], quoted(flags[i+1]))
+	}
+	return strings.Join(words, " ")
+}
+
+// httpTaken reports whether another process listens at the address of --http.
+func (a *app) httpTaken() bool {
+	l, err := net.Listen("tcp", a.conf.HTTP) //nolint:noctx // closed at once
+	if err == nil {
+		_ = l.Close()
+	}
+	return err != nil && a.conf.HTTP != "off"
 }
 
 // addresses is what the banner shows.

@@ -3,12 +3,14 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -83,9 +85,16 @@ func TestUpPortTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := newShell(t)
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "my data")
+	s.run(t, "up", "--data", dir, "--port="+port, "--http", l.Addr().String(), "--sync=1m").check(t, exitFailed, "",
+		fmt.Sprintf("next:  parley up --data %q --sync=1m --port %d --http 127.0.0.1:%d\n", dir, n+1, n+1))
 	got := s.run(t, "up", "--port", port, "--http", "off")
 	got.check(t, exitFailed, "", "parley: 127.0.0.1:"+port+" is taken: another process listens there\n")
-	got.check(t, exitFailed, "", "next:  parley up --port ")
+	got.check(t, exitFailed, "", "next:  parley up --http off --port "+strconv.Itoa(n+1)+"\n")
 	got = s.run(t, "up", "--port", "-1", "--http", l.Addr().String())
 	got.check(t, exitFailed, "", "parley: cannot serve health pages: "+l.Addr().String()+" is taken\n")
 	got.check(t, exitFailed, "", "--http off")

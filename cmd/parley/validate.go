@@ -88,8 +88,8 @@ anybody: PARLEY_CREDS=DIR/creds/default/worker.creds.
 
 The agents stand for those of the reference run, discovery, compose, secrets and
 review: all of them, or those that are named.`,
-		Example: `  parley validate --output report.json
-  parley validate --simulate-discovery --simulate-review --output report.json`,
+		Example: `  parley validate --output-file report.json
+  parley validate --simulate-discovery --simulate-review --output-file report.json`,
 		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
 			var agents []subjects.AgentID
 			for i, s := range simulated {
@@ -106,10 +106,7 @@ review: all of them, or those that are named.`,
 		}),
 	}
 	bind(cmd.Flags(), a.conf, append([]string{"as"}, connectionFlags...)...)
-	// Of this command, --output is a file; how results are printed is set by the
-	// environment here.
-	cmd.Flags().StringVar(&output, "output", "", "write the report to this file, as JSON")
-	cmd.Flags().StringVarP(&a.conf.Output, "format", "o", a.conf.Output, "table, wide, json or jsonl")
+	cmd.Flags().StringVar(&output, "output-file", "", "write the report to this file, as JSON")
 	for i, s := range simulated {
 		cmd.Flags().BoolVar(&chosen[i], "simulate-"+s.role, false, "take part as "+s.agent)
 	}
@@ -291,7 +288,7 @@ func (v *validation) startAgents(ctx context.Context) (string, error) {
 			return "", err
 		}
 		w, err := agent.New(agent.Config{
-			ID: id, Bus: b, MaxParallel: 4, Heartbeat: time.Second, Grace: -1, AgentType: handshake.Virtual, Log: v.app.clientLog(),
+			ID: id, Bus: b, MaxParallel: 4, Heartbeat: time.Second, Grace: -1, AgentType: handshake.Virtual, OneOff: true, Log: v.app.clientLog(),
 			Only:    func(d *fleet.Dispatch) bool { return strings.HasPrefix(string(d.Task.TaskID), v.prefix()) },
 			Handler: agent.HandlerFunc(simulate),
 		})

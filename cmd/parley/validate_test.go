@@ -16,7 +16,7 @@ import (
 	"parley/subjects/handshake"
 )
 
-// readReport reads what --output has written.
+// readReport reads what --output-file has written.
 func readReport(t *testing.T, path string) (r validationReport) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -35,7 +35,7 @@ func TestValidate(t *testing.T) {
 	t.Parallel()
 	s := liveFleet(t)
 	path := filepath.Join(t.TempDir(), "report.json")
-	s.run(t, "validate", "--output", path).check(t, 0, "0 failed, 7 skipped", "")
+	s.run(t, "validate", "--output-file", path).check(t, 0, "0 failed, 7 skipped", "")
 	r := readReport(t, path)
 	if len(r.Checks) != len(checks()) || r.Failed != 0 || r.Passed+r.Skipped != len(r.Checks) || len(r.Simulated) != len(simulated) {
 		t.Errorf("report %+v", r)
@@ -59,9 +59,19 @@ func TestValidate(t *testing.T) {
 			t.Errorf("a task is left %s:\n%s", state, left.stdout)
 		}
 	}
-	s.run(t, "validate", "--simulate-review", "-o", "json", "--output", path).check(t, 0, `"failed": 0`, "")
+	nobodyIsLeft(t, s)
+	s.run(t, "validate", "--simulate-review", "-o", "json", "--output-file", path).check(t, 0, `"failed": 0`, "")
 	if got := readReport(t, path).Simulated; len(got) != 1 || got[0] != "validate-review" {
 		t.Errorf("simulated %v", got)
+	}
+}
+
+// nobodyIsLeft checks that no agent of a validation is known any more.
+func nobodyIsLeft(t *testing.T, s *shell, args ...string) {
+	t.Helper()
+	left := s.run(t, append([]string{"agent", "ls", "--all", "-o", "jsonl"}, args...)...)
+	if left.code != 0 || strings.Contains(left.stdout, "validate-") || strings.Contains(left.stdout, "-agent") {
+		t.Errorf("after the validation there are agents (exit %d):\n%s%s", left.code, left.stdout, left.stderr)
 	}
 }
 
@@ -75,11 +85,12 @@ func TestValidateByIdentity(t *testing.T) {
 	operator := filepath.Join(data, "callout", "operator.identity.json")
 	path := filepath.Join(t.TempDir(), "report.json")
 	for range 2 {
-		s.run(t, "validate", "--identity", operator, "--output", path).check(t, 0, "0 failed, 0 skipped", "")
+		s.run(t, "validate", "--identity", operator, "--output-file", path).check(t, 0, "0 failed, 0 skipped", "")
 		if r := readReport(t, path); r.Passed != len(checks()) {
 			t.Errorf("report %+v", r)
 		}
 	}
+	nobodyIsLeft(t, s, "--identity", operator)
 	left := s.run(t, "identity", "ls", "--identity", operator, "-o", "json")
 	if issued, revoked := strings.Count(left.stdout, `"agent_id": "validate-`), strings.Count(left.stdout, `"revoked"`); issued < 10 || revoked != issued {
 		t.Errorf("%d identities are left, %d of them revoked:\n%s", issued, revoked, left.stdout)
@@ -92,11 +103,11 @@ func TestValidateTellsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	s := liveFleet(t, "--workers", "router,registry")
 	path := filepath.Join(t.TempDir(), "report.json")
-	s.run(t, "validate", "--output", path).check(t, exitFailed, "1 failed", "1 of 2 checks failed")
+	s.run(t, "validate", "--output-file", path).check(t, exitFailed, "1 failed", "1 of 2 checks failed")
 	if r := readReport(t, path); r.Failed != 1 || len(r.Checks) != 2 || r.Checks[1].Status != checkFailed || !strings.Contains(r.Checks[1].Found, "sessions") {
 		t.Errorf("report %+v", r)
 	}
-	s.run(t, "validate", "--output", filepath.Join(t.TempDir(), "no", "such", "directory")).check(t, exitFailed, "", "write the report")
+	s.run(t, "validate", "--output-file", filepath.Join(t.TempDir(), "no", "such", "directory")).check(t, exitFailed, "", "write the report")
 }
 
 // TestChecksFail: against a fleet that allows everything, whatever is to be
@@ -163,4 +174,26 @@ func TestRefusedWith(t *testing.T) {
 			t.Errorf("%v: %q, %v", tt.err, found, err)
 		}
 	}
+}
+
+// An agent that announces more than its identity may learns it, says so and ends.
+func TestAgentIsNotAccepted(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	s := liveFleet(t, "--callout", "--data", data)
+	operator := filepath.Join(data, "callout", "operator.identity.json")
+	bot := filepath.Join(t.TempDir(), "bot.json")
+	s.run(t, "identity", "add", "bot", "--host", "127.0.0.1", "--max-tier", "sonnet", "--identity", operator, "--file", bot).check(t, 0, "", "")
+	s.run(t, "agent", "run", "--id", "bot", "--identity", bot, "--driver", "echo", "--tier", "opus").
+		check(t, codeExit(subjects.CodeForbidden), "", "the fleet does not accept agent bot (forbidden)")
+}
+
+// What keeps tasks away from an agent is said when it starts.
+func TestAgentDoubts(t *testing.T) {
+	t.Parallel()
+	s := liveFleet(t)
+	dir := t.TempDir()
+	j := s.agent(t, "odd", "--driver", "echo", "--tier", "gpt-5", "--repo", dir)
+	j.stderr.waitFor(t, "--tier gpt-5 is none of the tiers haiku, sonnet, opus")
+	j.stderr.waitFor(t, "--repo "+dir+" is in no git work tree")
 }

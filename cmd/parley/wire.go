@@ -71,7 +71,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *me
 			Account: c.CalloutAccount, TTL: time.Duration(c.CalloutTTL), Version: semver(), Log: log,
 		}))
 	case "registry":
-		return wired(registry.New(registry.Config{Bus: b, Version: semver(), Log: log}))
+		return wired(registry.New(registry.Config{Bus: b, Operators: a.operators(), Version: semver(), Log: log}))
 	case "mesh":
 		return wired(mesh.New(mesh.Config{
 			Bus: b, Operators: a.operators(), Version: semver(), Log: log,

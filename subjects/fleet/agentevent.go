@@ -21,7 +21,7 @@ type AgentEvent struct {
 	AgentID    subjects.AgentID    `json:"agent_id"`
 	InstanceID subjects.InstanceID `json:"instance_id"`
 	Epoch      int64               `json:"epoch,omitzero"`
-	Event      string              `json:"event"` // live | lost | draining | resumed
+	Event      string              `json:"event"` // live | lost | stopped | draining | resumed
 	Time       time.Time           `json:"time"`
 	Reason     *Reason             `json:"reason,omitempty"`  // lost: why
 	By         subjects.AgentID    `json:"by,omitempty"`      // draining: the operator who drains it; absent: itself
@@ -33,14 +33,17 @@ type AgentEvent struct {
 const (
 	AgentLive     = "live"
 	AgentLost     = "lost"
+	AgentStopped  = "stopped" // it ended by itself, and said so
 	AgentDraining = "draining"
 	AgentResumed  = "resumed"
 )
 
 // The bucket FLEET_AGENTS holds what operators and routers say of an agent, by
-// DrainKey (an AgentDrained) and CoolKey (an AgentCooling). A key that is gone
-// says that it is over.
+// DrainKey (an AgentDrained), CoolKey (an AgentCooling) and RetiredKey (an
+// AgentRetired). A key that is gone says that it is over.
 const (
+	RetiredKeyPrefix = "retired."
+
 	DrainKeyPrefix = "drain."
 	CoolKeyPrefix  = "cool."
 )
@@ -92,6 +95,17 @@ type LimitProbe struct {
 
 // HalfOpen reports whether the account may begin an attempt at now, as a probe.
 func (l *AccountLimit) HalfOpen(now time.Time) bool { return !l.ProbeAt.After(now) }
+
+// RetiredKey is where it is kept that agent a is gone for good.
+func RetiredKey(a subjects.AgentID) string { return RetiredKeyPrefix + string(a) }
+
+// AgentRetired says that the instances of an agent that have announced themselves
+// until a time are gone for good.
+type AgentRetired struct {
+	By     subjects.AgentID `json:"by"`
+	Reason string           `json:"reason,omitempty"`
+	At     time.Time        `json:"at"`
+}
 
 // AgentDrained says who drains an agent, and why.
 type AgentDrained struct {

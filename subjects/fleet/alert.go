@@ -151,7 +151,7 @@ type EscalationStatusReply struct {
 	Open        int       `json:"open"`         // alerts
 	Waiting     int       `json:"waiting"`      // tasks
 	ChangeLog   string    `json:"change_log"`   // its path
-	LogLines    uint64    `json:"log_lines"`    // written since the worker began
+	LogLines    uint64    `json:"log_lines"`    // that the file has
 	LogFailures uint64    `json:"log_failures"` // not written, since then
 	LogError    string    `json:"log_error,omitempty"`
 	Refused     uint64    `json:"refused"` // links and answers, since then

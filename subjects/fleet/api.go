@@ -22,6 +22,7 @@ type Dispatched struct {
 	State     State           `json:"state"`
 	Deadline  time.Time       `json:"deadline"`
 	Duplicate bool            `json:"duplicate,omitzero"` // the task existed already
+	Warnings  []Warning       `json:"warnings,omitempty"` // what looks like a mistake in the dispatch
 }
 
 // TaskRef asks about one task: task get, task explain.
@@ -116,7 +117,12 @@ type TaskView struct {
 	Human       *HumanAnswer        `json:"human,omitempty"`   // the last one's decision
 	Waiting     *Waiting            `json:"waiting,omitempty"` // why it waits, where it does
 	Attempts    []Attempt           `json:"attempts,omitempty"`
-	Brief       string              `json:"brief,omitempty"`  // task get: its first 200 characters
+	Brief       string              `json:"brief,omitempty"` // task get and list: its first 200 characters
+	Type        string              `json:"type,omitempty"`  // these and Node: task get and list
+	NodeID      string              `json:"node_id,omitempty"`
+	RunID       subjects.RunID      `json:"run_id,omitempty"`
+	SessionID   subjects.SessionID  `json:"session_id,omitempty"`
+	Labels      map[string]string   `json:"labels,omitempty"` // that its agent must have
 	Result      *Result             `json:"result,omitempty"` // once terminal
 	// Duplicate says, in the reply to task resume, that this is a repeat of an
 	// answer that was taken before.
@@ -187,7 +193,15 @@ type SharedBudget struct {
 type TaskList struct {
 	State   State            `json:"state,omitempty"` // only these
 	AgentID subjects.AgentID `json:"agent_id,omitempty"`
-	Limit   int              `json:"limit,omitzero"` // absent 100, at most 1000
+	From    subjects.AgentID `json:"from,omitempty"`
+	Since   *time.Time       `json:"since,omitempty"`   // created then or later
+	IDPart  string           `json:"id_part,omitempty"` // the beginning or the end of the id
+	// These are looked for in the newest tasks only: see TaskListReply.Searched.
+	RunID     subjects.RunID     `json:"run_id,omitempty"`
+	SessionID subjects.SessionID `json:"session_id,omitempty"`
+	Labels    map[string]string  `json:"labels,omitempty"`
+	Text      string             `json:"text,omitempty"` // in the id, the brief, the type or the reason, in any case
+	Limit     int                `json:"limit,omitzero"` // absent 100, at most 1000
 	// OldestFirst asks for those that live the longest; the newest come first
 	// otherwise.
 	OldestFirst bool `json:"oldest_first,omitzero"`
@@ -198,6 +212,9 @@ type TaskListReply struct {
 	Tasks []TaskView    `json:"tasks"`
 	Total int           `json:"total"`           // that match, listed or not
 	Count map[State]int `json:"count,omitempty"` // live ones, by state
+	// Searched is how many tasks were looked at, where there are more and the rest
+	// may match, too.
+	Searched int `json:"searched,omitzero"`
 }
 
 // TaskExplanation says, per agent, why it was or was not chosen: task explain.
@@ -222,7 +239,8 @@ type AgentVerdict struct {
 
 // AgentList asks for agents: agent list.
 type AgentList struct {
-	AgentID subjects.AgentID `json:"agent_id,omitempty"` // only this one
+	AgentID subjects.AgentID `json:"agent_id,omitempty"` // only this one, however long it is gone
+	All     bool             `json:"all,omitzero"`       // those, too, that have stopped, or are lost for minutes
 	After   string           `json:"after,omitempty"`    // the next of the page before
 	Limit   int              `json:"limit,omitzero"`     // absent as many as a reply has room for; at most 1000
 }
@@ -253,6 +271,7 @@ func AllAgents(q AgentList, ask func(AgentList) (AgentListReply, error)) ([]Agen
 type AgentView struct {
 	Announce  Announce      `json:"announce"`
 	Live      bool          `json:"live"`
+	Stopped   bool          `json:"stopped,omitzero"`     // it has ended by itself
 	Draining  bool          `json:"draining,omitzero"`    // by itself or by an operator
 	DrainedBy string        `json:"drained_by,omitempty"` // the operator
 	LastSeen  time.Time     `json:"last_seen"`
@@ -268,4 +287,51 @@ type AgentView struct {
 type AgentDrain struct {
 	AgentID subjects.AgentID `json:"agent_id"`
 	Reason  string           `json:"reason,omitempty"`
+}
+
+// AgentForget says that an agent is gone for good: agent forget. The reply is an
+// AgentForgotten.
+type AgentForget struct {
+	AgentID subjects.AgentID `json:"agent_id"`
+	Reason  string           `json:"reason,omitempty"`
+}
+
+// AgentForgotten says how many instances are known no more.
+type AgentForgotten struct {
+	AgentID   subjects.AgentID `json:"agent_id"`
+	Instances int              `json:"instances"`
+}
+
+// MaxProgressLines is how many lines of progress task logs answers with at most,
+// the last ones.
+const MaxProgressLines = 200
+
+// TaskLogs asks for what the agents of a task have told while they worked: task
+// logs.
+type TaskLogs struct {
+	TaskID   subjects.TaskID `json:"task_id"`
+	AfterSeq uint64          `json:"after_seq,omitzero"` // the next_seq of an earlier reply
+}
+
+// TaskLogsReply is the lines in the order of their times. They are best effort.
+type TaskLogsReply struct {
+	TaskID  subjects.TaskID `json:"task_id"`
+	State   State           `json:"state"`
+	Lines   []ProgressLine  `json:"lines"`
+	NextSeq uint64          `json:"next_seq,omitzero"` // what follows is asked for with it
+}
+
+// ProgressLine is what an agent has told at a time.
+type ProgressLine struct {
+	Time        time.Time        `json:"time"`
+	AgentID     subjects.AgentID `json:"agent_id"`
+	Attempt     int              `json:"attempt,omitzero"`
+	Text        string           `json:"text,omitempty"`
+	Percent     *float64         `json:"percent,omitempty"`
+	TokensSpent *int64           `json:"tokens_spent,omitempty"`
+}
+
+// ProgressChunk is lines of progress as they are stored.
+type ProgressChunk struct {
+	Lines []ProgressLine `json:"lines"`
 }

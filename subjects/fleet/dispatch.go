@@ -106,6 +106,9 @@ func (t *Task) check(p *problems) {
 		p.invalid("/task/idempotency_key", "expected at most %d printable ASCII characters", maxKey)
 	}
 	p.runID("/task/run_id", t.RunID)
+	if t.NodeID != "" {
+		p.token("/task/node_id", "node_id", t.NodeID, false)
+	}
 }
 
 // shared checks a budget of a session or run, which must be named.

@@ -79,7 +79,7 @@ func decodeText(data []byte) (*Dispatch, error) {
 		return nil, invalid("", "not UTF-8").WithRemedy("send a brief in UTF-8, or JSON")
 	}
 	text := string(data)
-	h := head{lines: map[string]int{}, values: map[string]json.RawMessage{}}
+	h := newHead()
 	marked := h.cut(text)
 	err := h.read()
 	var d *Dispatch
@@ -120,6 +120,10 @@ type head struct {
 	brief  string
 	values map[string]json.RawMessage // by key
 	lines  map[string]int             // line number by JSON pointer
+}
+
+func newHead() head {
+	return head{lines: map[string]int{}, values: map[string]json.RawMessage{}}
 }
 
 // cut splits text into head and brief and reports whether it has the line
@@ -168,8 +172,12 @@ func (h *head) read() error {
 			return invalid("", "line %d: expected key: value, got %q", at, clip(h.text[i])).
 				WithRemedy("end the hints with an empty line; the brief follows")
 		case !isHint:
-			return invalid("", "line %d: %q is not a hint", at, clip(key)).
+			e := invalid("", "line %d: %q is not a hint", at, clip(key)).
 				WithRemedy("use the names of TASK_DISPATCH; end the hints with an empty line; the brief follows")
+			if near := subjects.Nearest(key, sortedKeys(hints)); near != "" {
+				e = e.WithRemedy("did you mean " + near + "?")
+			}
+			return e
 		case h.lines[known.pointer] != 0:
 			return invalid(known.pointer, "line %d: %s is there twice", at, key)
 		}

@@ -156,3 +156,38 @@ func TestInlineHintsRefused(t *testing.T) {
 		})
 	}
 }
+
+// What looks like a mistake is accepted, and the answer says so.
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]fleet.Warning{
+		`{"brief":"x","task":{"token_budgt":1}}`:          {Pointer: "/task/token_budgt", Remedy: "did you mean token_budget?"},
+		`{"brief":"x","prioritty":"high"}`:                {Pointer: "/prioritty", Remedy: "did you mean priority of task? It belongs in the object task"},
+		`{"brief":"x","task_id":"x"}`:                     {Pointer: "/task_id", Remedy: "did you mean task_id of task? It belongs in the object task"},
+		`{"brief":"x","model_tier":"x"}`:                  {Pointer: "/model_tier", Remedy: "did you mean model_tier of requirements? It belongs in the object requirements"},
+		`{"brief":"x","requirements":{"clean_rep":true}}`: {Pointer: "/requirements/clean_rep", Remedy: "did you mean clean_repo?"},
+		"priorty: high\ntoken_budget: 4000\n\nFix it.":    {Remedy: "did you mean priority?"},
+		"priority: hgih\n\nFix it.":                       {Pointer: "/task/priority"},
+		`{"brief":"x","protocol_version":"2.3","more":1}`: {},
+		`{"brief":"x","task":{"task_id":"t"}}`:            {},
+		"priority: high\n\nFix it.":                       {},
+		"Note: this is prose.\n\nFix it.":                 {},
+		"Fix it: now":                                     {},
+	} {
+		d, err := fleet.DecodeDispatch([]byte(in))
+		if err != nil {
+			t.Errorf("%q: %v", in, err)
+			continue
+		}
+		got := d.Warnings()
+		if want == (fleet.Warning{}) {
+			if got != nil {
+				t.Errorf("%q: %+v, want nothing", in, got)
+			}
+			continue
+		}
+		if len(got) != 1 || got[0].Pointer != want.Pointer || got[0].Remedy != want.Remedy || got[0].Message == "" {
+			t.Errorf("%q: %+v, want %+v", in, got, want)
+		}
+	}
+}

@@ -43,9 +43,9 @@ func (p *problems) refID(pointer, id string) {
 }
 
 func (c *Control) check(p *problems) {
-	actions := []string{ActionCancel, ActionDrain, ActionResume, ActionInput}
+	actions := []string{ActionCancel, ActionDrain, ActionResume, ActionInput, ActionRefused}
 	if !slices.Contains(actions, c.Action) {
-		p.invalid("/action", "expected one of CANCEL, DRAIN, RESUME, INPUT, got %q", clip(c.Action))
+		p.invalid("/action", "expected one of CANCEL, DRAIN, RESUME, INPUT, REFUSED, got %q", clip(c.Action))
 	}
 	p.taskID("/task_id", c.TaskID, c.Action == ActionCancel || c.Action == ActionInput)
 	p.attempt("/attempt", c.Attempt)

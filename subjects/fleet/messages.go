@@ -50,6 +50,8 @@ type Announce struct {
 	HeartbeatSeconds *float64     `json:"heartbeat_seconds,omitempty"` // added; absent 10, 0 = none
 	TTLSeconds       float64      `json:"ttl_seconds,omitzero"`        // added; life without heartbeats, absent 3600
 	Draining         bool         `json:"draining,omitzero"`           // added
+	Stopped          bool         `json:"stopped,omitzero"`            // added; the last word of a process: it is not lost
+	Retired          bool         `json:"retired,omitzero"`            // added; the instance does not come back: nothing waits for it
 	MCPProbedAt      ProbeTimes   `json:"mcp_probed_at,omitempty"`     // added
 	Unknown          Unknown      `json:",unknown"`
 }
@@ -185,6 +187,7 @@ type Task struct {
 	SessionBudget  int64              `json:"session_token_budget,omitzero"` // of all tasks of the session together; 0 = none
 	IdempotencyKey string             `json:"idempotency_key,omitempty"`
 	RunID          subjects.RunID     `json:"run_id,omitempty"`
+	NodeID         string             `json:"node_id,omitempty"`         // of the run's definition
 	RunBudget      int64              `json:"run_token_budget,omitzero"` // of all tasks of the run together; 0 = none
 	Unknown        Unknown            `json:",unknown"`
 }
@@ -356,7 +359,7 @@ type ResultError struct {
 // Control is what a router tells an instance. The reply is a ControlReply.
 type Control struct {
 	Header
-	Action     string          `json:"action"` // CANCEL | DRAIN | RESUME | INPUT
+	Action     string          `json:"action"` // CANCEL | DRAIN | RESUME | INPUT | REFUSED
 	TaskID     subjects.TaskID `json:"task_id,omitempty"`
 	Attempt    int             `json:"attempt,omitzero"`
 	OfferID    string          `json:"offer_id,omitempty"` // CANCEL: of what this offer alone began; absent: of the attempt and those before
@@ -376,6 +379,9 @@ const (
 	ActionDrain  = "DRAIN"
 	ActionResume = "RESUME"
 	ActionInput  = "INPUT"
+	// ActionRefused says, with the reason, that the instance's announce does not
+	// count: the fleet does not know it.
+	ActionRefused = "REFUSED"
 )
 
 // ControlReply says that a control message was taken.

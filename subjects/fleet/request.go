@@ -92,6 +92,8 @@ func (r *TaskEvents) check(p *problems) {
 	p.between("/limit", float64(r.Limit), 0, 1000)
 }
 
+func (r *TaskLogs) check(p *problems) { p.taskID("/task_id", r.TaskID, true) }
+
 func (r *TaskCancel) check(p *problems) { p.taskID("/task_id", r.TaskID, true) }
 
 func (r *TaskAnswer) check(p *problems) {
@@ -154,6 +156,14 @@ func (p *problems) human(verb string, agent subjects.AgentID, text string, resul
 func (r *TaskList) check(p *problems) {
 	p.state(r.State, false)
 	p.agentID("/agent_id", r.AgentID, false)
+	p.agentID("/from", r.From, false)
+	p.runID("/run_id", r.RunID)
+	p.sessionID("/session_id", r.SessionID)
+	p.labels("/labels", r.Labels)
+	p.token("/id_part", "id_part", r.IDPart, false)
+	if len(r.Text) > maxName {
+		p.invalid("/text", "expected at most %d bytes", maxName)
+	}
 	p.between("/limit", float64(r.Limit), 0, 1000)
 }
 
@@ -165,5 +175,7 @@ func (r *AgentList) check(p *problems) {
 		p.invalid("/after", "expected the next of a page before, got %q", clip(r.After))
 	}
 }
+
+func (r *AgentForget) check(p *problems) { p.agentID("/agent_id", r.AgentID, true) }
 
 func (r *AgentDrain) check(p *problems) { p.agentID("/agent_id", r.AgentID, true) }

@@ -21,7 +21,7 @@ func TestDecodeRequest(t *testing.T) {
 	if diff := cmp.Diff(fleet.TaskEvents{TaskID: "a", AfterSeq: 7}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if list, err := fleet.DecodeRequest[fleet.TaskList](nil); err != nil || list != (fleet.TaskList{}) {
+	if list, err := fleet.DecodeRequest[fleet.TaskList](nil); err != nil || !cmp.Equal(list, fleet.TaskList{}) {
 		t.Errorf("empty TaskList = %+v, %v, want the zero value", list, err)
 	}
 	if list, err := fleet.DecodeRequest[fleet.AgentList]([]byte(" \n")); err != nil || list != (fleet.AgentList{}) {

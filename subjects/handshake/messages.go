@@ -218,6 +218,7 @@ const (
 	EventAuthRefused   = "auth_refused"   // a connection, a message or an announce was not
 	EventIdentity      = "identity_change"
 	EventAgentDrain    = "agent_drain"
+	EventAgentForget   = "agent_forget"
 	EventAgentResume   = "agent_resume"
 	EventAgentLift     = "agent_lift" // an operator ended the limits of an account
 	EventSessionExpire = "session_expire"

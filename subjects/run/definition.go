@@ -50,7 +50,7 @@ type Node struct {
 	Timeout      float64          `json:"timeout,omitzero"` // seconds, of an attempt
 
 	// All below: added.
-	Brief        string              `json:"brief,omitempty"` // ${node} stands for that node's output
+	Brief        string              `json:"brief,omitempty"` // ${node} stands for that node's output, $${node} for ${node}
 	Requirements *fleet.Requirements `json:"requirements,omitempty"`
 	Alternatives []subjects.AgentID  `json:"alternatives,omitempty"`
 	MaxRetries   *int                `json:"max_retries,omitempty"`
@@ -154,6 +154,7 @@ func plain(data []byte) error {
 
 // Check adds every problem of d and settles its defaults.
 func (d *Definition) Check(p *fleet.Problems) {
+	p.UnknownMembers(&d.Header, "", d.Unknown, d)
 	identifier(p, "/task_id", string(d.TaskID), false)
 	p.OneOf("/task_type", d.TaskType, MultiAgentRun, SingleAgent, Orchestration)
 	p.OneOf("/priority", string(d.Priority), string(fleet.Critical), "urgent", string(fleet.High), string(fleet.Normal), string(fleet.Low))
@@ -214,6 +215,10 @@ func (d *Definition) Check(p *fleet.Problems) {
 // check checks what a node says of itself. What it has of a dispatch is judged
 // as the dispatch is.
 func (d *Definition) check(p *fleet.Problems, n *Node, at string) {
+	p.UnknownMembers(&d.Header, at, n.Unknown, n)
+	if n.Requirements != nil {
+		p.UnknownMembers(&d.Header, at+"/requirements", n.Requirements.Unknown, n.Requirements)
+	}
 	identifier(p, at+"/id", string(n.ID), false)
 	if n.AgentID == "" && n.ID == "" {
 		p.Invalid(at+"/id", "expected an id or an agent_id, got nothing")
@@ -223,6 +228,7 @@ func (d *Definition) check(p *fleet.Problems, n *Node, at string) {
 	}
 	p.OneOf(at+"/on_failure", n.OnFailure, OnFailureFail, OnFailureContinue, OnFailureEscalate)
 	if n.FanOut != nil {
+		p.UnknownMembers(&d.Header, at+"/fan_out", n.FanOut.Unknown, n.FanOut)
 		n.FanOut.check(p, at+"/fan_out")
 	}
 	sample := n.Dispatch(d)
@@ -277,10 +283,18 @@ func (n *Node) checkWords(p *fleet.Problems, at string, names map[NodeID]int) {
 		depends("/fan_out/from", n.FanOut.From)
 	}
 	for q := range quotes(n.Brief) {
-		of := n.FanOut != nil && (q.name == quoteItem || q.name == quoteIndex)
-		if _, known := names[q.name]; known && !of {
-			depends("/brief", q.name)
+		if q.escaped || n.FanOut != nil && (q.name == quoteItem || q.name == quoteIndex) {
+			continue
 		}
+		if _, known := names[q.name]; known {
+			depends("/brief", q.name)
+			continue
+		}
+		remedy := "write $${" + string(q.name) + "} for the text itself"
+		if near := subjects.Nearest(string(q.name), n.quotable()); near != "" {
+			remedy = "did you mean ${" + near + "}? " + remedy
+		}
+		p.Add(subjects.Errorf(subjects.CodeInvalidMessage, "${%s} names no node", q.name).At(at + "/brief").WithRemedy(remedy))
 	}
 	if n.When == "" {
 		return
@@ -293,6 +307,18 @@ func (n *Node) checkWords(p *fleet.Problems, at string, names map[NodeID]int) {
 	for _, on := range c.Nodes() {
 		depends("/when", on)
 	}
+}
+
+// quotable are the names that the node's brief can quote.
+func (n *Node) quotable() []string {
+	var all []string
+	for _, on := range n.Dependencies {
+		all = append(all, string(on))
+	}
+	if n.FanOut != nil {
+		all = append(all, string(quoteItem), string(quoteIndex))
+	}
+	return all
 }
 
 // Dispatch is the task of a node, without its id, what it is told of others,

@@ -21,6 +21,7 @@ type quote struct {
 	start, end int
 	name       NodeID
 	pointer    string
+	escaped    bool // $${name}: the text ${name}
 }
 
 // quotes finds whatever may be a quote in a text.
@@ -44,7 +45,7 @@ func quotes(text string) iter.Seq[quote] {
 			}
 			pointer := text[at+len(name) : at+n]
 			at += n + 1
-			if !yield(quote{start, at, NodeID(name), pointer}) {
+			if !yield(quote{start, at, NodeID(name), pointer, start > 0 && text[start-1] == '$'}) {
 				return
 			}
 		}
@@ -70,7 +71,7 @@ type part struct {
 // ParseTemplate replaces each ${node} in a brief by that node's output, and each
 // ${node/a/0} by what the pointer finds in it: a text as it is, any other JSON
 // as JSON, nothing where there is none. In a fan-out ${item} and ${index} are
-// left to Fill. Whatever else looks like a quote stays. What comes to more than
+// left to Fill. $${name} becomes ${name}, and what else looks like a quote stays. What comes to more than
 // a message holds is refused, as is what takes too long to find, before it is
 // made.
 func ParseTemplate(brief string, outputs map[NodeID]json.RawMessage, fanOut bool) (*Template, error) {
@@ -78,6 +79,12 @@ func ParseTemplate(brief string, outputs map[NodeID]json.RawMessage, fanOut bool
 	var b strings.Builder
 	at := 0
 	for q := range quotes(brief) {
+		if q.escaped {
+			t.size += q.start - at - 1
+			b.WriteString(brief[at : q.start-1])
+			at = q.start
+			continue
+		}
 		hole := fanOut && (q.name == quoteItem || q.name == quoteIndex)
 		v, ok := outputs[q.name]
 		if !ok && !hole {

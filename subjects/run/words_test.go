@@ -110,7 +110,13 @@ func TestWordsOfNodes(t *testing.T) {
 		`{"id":"b","requirements":{"labels":{"":"x"}}}`:                                      "/agents/1/requirements/labels",
 		`{"id":"b","agent_id":"router"}`:                                                     "/agents/1/agent_id",
 		`{"id":"b","timeout":9e9}`:                                                           "/agents/1/timeout",
-		`{"id":"b","dependencies":["a"],"brief":"${a} ${a/x/0} ${HOME} ${item} $${b"}`:       "",
+		`{"id":"b","dependencies":["a"],"brief":"${a} ${a/x/0} $${HOME} $${item} $${b"}`:     "",
+		`{"id":"b","dependencies":["a"],"brief":"${a} ${HOME}"}`:                             "/agents/1/brief",
+		`{"id":"b","dependencies":["a"],"brief":"${item}"}`:                                  "/agents/1/brief",
+		`{"id":"b","breif":"x"}`:                                                             "/agents/1/breif",
+		`{"id":"b","depends_on":["a"]}`:                                                      "/agents/1/depends_on",
+		`{"id":"b","requirements":{"required_mpc":["a"]}}`:                                   "/agents/1/requirements/required_mpc",
+		`{"id":"b","fan_out":{"items":[],"concurency":1}}`:                                   "/agents/1/fan_out/concurency",
 		`{"id":"b","dependencies":["a"],"when":"outputs.a?.x == 1 && status.a == \"done\""}`: "",
 		`{"id":"b","fan_out":{"items":[]},"brief":"${item/x} ${index}"}`:                     "",
 	} {
@@ -121,6 +127,23 @@ func TestWordsOfNodes(t *testing.T) {
 		if e := subjects.AsError(err); e == nil || e.Pointer != want || want == "" {
 			t.Errorf("%.80s: %v at %s, want %q", in, err, e.Pointer, want)
 		}
+	}
+}
+
+// A member that is not known is refused with the one that is meant; a definition
+// of a later version may have more members.
+func TestUnknownMembers(t *testing.T) {
+	t.Parallel()
+	_, err := run.Read([]byte("agnts:\n  - {id: a, breif: x}\n"))
+	if e := subjects.AsError(err); e == nil || e.Pointer != "/agnts" || e.Remedy != "did you mean agents?" {
+		t.Errorf("agnts: %+v", e)
+	}
+	_, err = run.Read([]byte("agents:\n  - {id: a}\n  - {id: b, depends_on: [a]}\n"))
+	if e := subjects.AsError(err); e == nil || e.Pointer != "/agents/1/depends_on" || e.Remedy != "did you mean dependencies?" {
+		t.Errorf("depends_on: %+v", e)
+	}
+	if _, err := run.Read([]byte("protocol_version: \"2.1\"\nagents:\n  - {id: a, colour: red}\n")); err != nil {
+		t.Errorf("of a later version: %v", err)
 	}
 }
 
@@ -197,6 +220,7 @@ func TestQuote(t *testing.T) {
 		"${none}${none/x}":         "",
 		"${c} ${ ${} ${a b} $a ${": "${c} ${ ${} ${a b} $a ${",
 		"${item} ${index}":         "${item} ${index}",
+		"$${a} $${c/x}${b/q}$$${":  "${a} ${c/x}$$${",
 		"${b/x~1y}${b/x~1y}":       `[1,{"z~":"deep"}][1,{"z~":"deep"}]`,
 	} {
 		if got, err := quote(in, q); got != want || err != nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -205,6 +206,27 @@ func TestCluster(t *testing.T) {
 	if !speaksTLS(t, strings.TrimPrefix(s.URL("cluster-1"), "tls://")) {
 		t.Error("a server takes clients without TLS")
 	}
+}
+
+// The servers of compose.yaml start with the values that it has itself, for a
+// person who has set no variable, and let in the user that its first lines name.
+func TestComposeDefaults(t *testing.T) {
+	s := deploy.NewSite(t, t.TempDir())
+	nodes := []string{"cluster-1", "cluster-2", "cluster-3"}
+	defaults := regexp.MustCompile(`(?m)^    (NATS_[A-Z0-9_]+): (?:\$\{[A-Z0-9_]+:-([^}]*)\}|(\S+))`)
+	found := defaults.FindAllStringSubmatch(read(t, "../../deploy/container/compose.yaml"), -1)
+	if len(found) < 7 {
+		t.Fatalf("compose.yaml sets %d variables for its servers: %q", len(found), found)
+	}
+	for _, m := range found {
+		t.Setenv(m[1], m[2]+m[3])
+	}
+	run(t, s, nodes...)
+	nc, err := dial(s, "cluster-1", deploy.Operator, "operator")
+	if err != nil {
+		t.Fatalf("the operator of compose.yaml: %v", err)
+	}
+	nc.Close()
 }
 
 // speaksTLS reports whether a server ends a connection whose client sends its

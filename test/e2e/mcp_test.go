@@ -21,7 +21,7 @@ func TestMCP(t *testing.T) {
 	dir := t.TempDir()
 	up := start(t, dir, program{
 		name: "up", path: parleyBinary(t),
-		args: []string{"up", "--data", filepath.Join(dir, "jetstream"), "--port", "-1", "--http", "127.0.0.1:0", "--sync=1m", "--mcp", "-o", "json", "--log-format", "text"},
+		args: []string{"up", "--data", filepath.Join(dir, "jetstream"), "--port", "-1", "--http", "127.0.0.1:0", "--sync=1m", "--serve-mcp", "-o", "json", "--log-format", "text"},
 	})
 	out := up.waitOutput("banner", func(s string) bool { return strings.Contains(s, "}") })
 	var banner struct {

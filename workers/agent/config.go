@@ -75,6 +75,9 @@ type Config struct {
 	// ResetAt or RetryAfter), instead of starting what would meet it again. A task
 	// that is done ends the limit.
 	HoldLimits bool
+	// OneOff is an agent that does not come back under this instance: when it stops
+	// the fleet forgets it, and no task waits for it.
+	OneOff bool
 
 	Repo  string    // a git work tree, "" for none
 	MCP   MCPConfig // the MCP servers of the agent
@@ -110,6 +113,9 @@ const (
 	maxParallel  = 10000
 )
 
+// Tiers are the fleet's model tiers, the least first.
+func Tiers() []string { return []string{"haiku", "sonnet", "opus"} }
+
 func (c Config) withDefaults() Config {
 	c.Instance = cmp.Or(c.Instance, subjects.InstanceID(strings.ToLower(rand.Text()[:12])))
 	c.MaxParallel = cmp.Or(c.MaxParallel, 1)
@@ -120,7 +126,7 @@ func (c Config) withDefaults() Config {
 	c.MCP = c.MCP.withDefaults()
 	c.MaxMessages = cmp.Or(c.MaxMessages, 1)
 	if c.Tiers == nil {
-		c.Tiers = []string{"haiku", "sonnet", "opus"}
+		c.Tiers = Tiers()
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -9,6 +9,15 @@ import (
 	"parley/subjects/fleet"
 )
 
+// RefusedError is what Run returns where the fleet does not accept the agent's
+// announce: it is not known, and offered nothing.
+type RefusedError struct{ Reason fleet.Reason }
+
+// Error gives the reason.
+func (e *RefusedError) Error() string {
+	return "the fleet does not accept the announce: " + e.Reason.Message
+}
+
 // onControl does what a router says, and answers.
 func (w *Worker) onControl(m bus.Msg) {
 	c, err := fleet.DecodeControl(m.Data)
@@ -31,6 +40,15 @@ func (w *Worker) onControl(m bus.Msg) {
 	case fleet.ActionResume:
 		log.Info("told to resume")
 		w.hand.drain(false)
+	case fleet.ActionRefused:
+		refused := &RefusedError{Reason: fleet.Reason{Code: subjects.CodeForbidden, Message: "the fleet does not say why"}}
+		if c.Reason != nil {
+			refused.Reason = *c.Reason
+		}
+		select {
+		case w.refused <- refused:
+		default: // told before
+		}
 	case fleet.ActionInput:
 		if !w.hand.input(c) {
 			w.respond(m, &fleet.ControlReply{
@@ -39,5 +57,7 @@ func (w *Worker) onControl(m bus.Msg) {
 			return
 		}
 	}
-	w.respond(m, &fleet.ControlReply{OK: true})
+	if m.Reply != "" {
+		w.respond(m, &fleet.ControlReply{OK: true})
+	}
 }

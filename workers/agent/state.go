@@ -38,7 +38,8 @@ type state struct {
 	known    bool            // an announce was stored
 	told     fleet.MCPHealth // of the latest announce that was stored
 	announce chan struct{}   // asks for an announce; capacity 1
-	farewell chan struct{}   // closed once the fleet knows that the agent stops
+	stopped  bool            // nothing is to be expected here any more
+	farewell chan struct{}   // closed once the fleet knows that the agent has stopped
 }
 
 func newState(c MCPConfig, skills []json.RawMessage) *state {
@@ -110,6 +111,20 @@ func (s *state) announced(h fleet.MCPHealth, last bool) {
 	}
 }
 
+// stop notes that the agent has ended its work, and has that announced.
+func (s *state) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	kick(s.announce)
+}
+
+func (s *state) hasStopped() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopped
+}
+
 func (s *state) isKnown() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,7 +173,6 @@ func (w *Worker) announce(life context.Context) bool {
 	ctx, cancel := context.WithTimeout(life, announceTry)
 	defer cancel()
 	v := w.state.get()
-	last := w.hand.isStopping()
 	a := w.announcement(v)
 	if _, err := w.cfg.Bus.Store(ctx, subjects.Announce(w.cfg.ID, w.cfg.Instance), fleet.MustEncode(a), rand.Text(), nil); err != nil {
 		if life.Err() == nil {
@@ -166,13 +180,14 @@ func (w *Worker) announce(life context.Context) bool {
 		}
 		return false
 	}
-	w.state.announced(v.health, last)
+	w.state.announced(v.health, a.Stopped)
 	return true
 }
 
 func (w *Worker) announcement(v vitals) *fleet.Announce {
 	held, draining, fresh := w.hand.holding()
 	c := &w.cfg
+	stopped := w.state.hasStopped()
 	messages := 0
 	if c.Inbox != nil {
 		messages = c.MaxMessages
@@ -189,7 +204,7 @@ func (w *Worker) announcement(v vitals) *fleet.Announce {
 		MCPHealth: v.health, MCPProbedAt: v.probed,
 		Session:          fleet.SessionState{ActiveTasks: len(held), RepoState: v.repo, SessionFresh: fresh},
 		HeartbeatSeconds: new(c.Heartbeat.Seconds()),
-		Draining:         draining,
+		Draining:         draining, Stopped: stopped, Retired: stopped && c.OneOff,
 	}
 }
 

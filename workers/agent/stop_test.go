@@ -95,3 +95,37 @@ func serve[T any](t *testing.T, b *bus.Bus, subject string, decode func([]byte) 
 		t.Fatal(err)
 	}
 }
+
+// The last word of an agent is that it has stopped, and that it does not come
+// back if it is to be so.
+func TestLastWord(t *testing.T) {
+	t.Parallel()
+	for _, oneOff := range []bool{false, true} {
+		s := bustest.New(t)
+		b := s.Bus(t)
+		w, err := agent.New(agent.Config{ID: "bob", Instance: "one", Bus: s.Connect(t), OneOff: oneOff, Handler: agent.Echo{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := bustest.Run(t, w.Run)
+		bustest.Eventually(t, "an agent", func() bool { return w.Ready() == nil })
+		last := func() *fleet.Announce {
+			m, err := b.Last(t.Context(), subjects.StreamAnnounce, subjects.Announce("bob", "one"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := fleet.DecodeAnnounce(m.Data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return a
+		}
+		if a := last(); a.Stopped || a.Retired {
+			t.Errorf("it announces %+v at the start", a)
+		}
+		stop()
+		if a := last(); !a.Draining || !a.Stopped || a.Retired != oneOff {
+			t.Errorf("one-off %t: its last announce has draining %t, stopped %t, retired %t", oneOff, a.Draining, a.Stopped, a.Retired)
+		}
+	}
+}

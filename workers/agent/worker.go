@@ -39,6 +39,8 @@ type Worker struct {
 	failures chan struct{}
 
 	limit   atomic.Pointer[heldLimit] // nil: none holds
+	refused chan *RefusedError        // capacity 1
+
 	started atomic.Bool
 	wg      sync.WaitGroup // everything that Run waits for
 	work    *pool.Pool     // the handlers; too
@@ -56,7 +58,7 @@ func New(c Config) (*Worker, error) {
 		hand:    newHand(c.MaxParallel, c.Heartbeat),
 		work:    pool.New(min(c.MaxParallel, idleHandlers)),
 		letters: newLetters(c.MaxMessages), failures: make(chan struct{}, failuresAtOnce),
-		state: newState(c.MCP, c.Skills),
+		state: newState(c.MCP, c.Skills), refused: make(chan *RefusedError, 1),
 	}
 	if c.Watch != nil {
 		w.hand.unwell = "nobody has looked yet whether the work can be done"
@@ -127,7 +129,8 @@ func (w *Worker) Ready() error {
 
 // Run is the agent's life: it announces, takes tasks and does them until ctx
 // ends, then drains as the package comment says. It returns nil when that is
-// done, and an error only if it could not begin. Call it once.
+// done, an error if it could not begin, and a *RefusedError if the fleet does not
+// accept the announce. Call it once.
 func (w *Worker) Run(ctx context.Context) error {
 	if w.started.Swap(true) {
 		return errors.New("agent: Run was called before")
@@ -173,7 +176,13 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.log.Info("agent is ready", slog.Int("max_parallel", w.cfg.MaxParallel), slog.Int64("epoch", w.epoch))
 
-	<-ctx.Done()
+	var refused error
+	select {
+	case <-ctx.Done():
+	case r := <-w.refused:
+		w.log.Error("announce refused", slog.String("code", string(r.Reason.Code)), slog.Any("error", r))
+		refused = r
+	}
 	w.drain(abort)
 	w.farewell()
 	for _, s := range subs {
@@ -185,7 +194,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.wg.Wait()
 	w.work.Wait()
 	w.log.Info("agent has stopped")
-	return nil
+	return refused
 }
 
 // drain waits for the work in hand, tasks and messages, for a while, and then
@@ -208,6 +217,7 @@ func (w *Worker) drain(abort context.CancelCauseFunc) {
 // here any more.
 func (w *Worker) farewell() {
 	w.heartbeat()
+	w.state.stop()
 	if !within(w.state.farewell, farewellTimeout) {
 		w.log.Debug("the last announce is not stored")
 	}

@@ -17,10 +17,11 @@ type changeLog struct {
 	path   string
 	failed atomic.Uint64
 
-	mu    sync.Mutex // guards all below
-	file  *os.File
-	lines uint64
-	err   error // of the last try
+	mu      sync.Mutex // guards all below
+	file    *os.File
+	lines   uint64 // in the file, up to counted
+	counted int64
+	err     error // of the last try
 }
 
 // lookBack is how much of the end of the file is searched for a line that may
@@ -41,7 +42,6 @@ func (l *changeLog) append(line []byte, mark string) error {
 		l.shut()
 		return fmt.Errorf("append to %s: %w", l.path, err)
 	}
-	l.lines++
 	return nil
 }
 
@@ -114,7 +114,7 @@ func (l *changeLog) end(most int64) ([]byte, error) {
 func (l *changeLog) shut() {
 	if l.file != nil {
 		_ = l.file.Close() // every line that counts was synced
-		l.file = nil
+		l.file, l.lines, l.counted = nil, 0, 0
 	}
 }
 
@@ -124,7 +124,29 @@ func (l *changeLog) close() {
 	l.shut()
 }
 
-// status is how the log is: whether it could be written just now, too.
+// count counts the lines of the file, whoever wrote them; what was counted before
+// is not read again.
+func (l *changeLog) count() uint64 {
+	info, err := l.file.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return l.lines
+	}
+	if info.Size() < l.counted { // somebody has cut it off
+		l.lines, l.counted = 0, 0
+	}
+	buf := make([]byte, 64<<10)
+	for l.counted < info.Size() {
+		n, err := l.file.ReadAt(buf[:min(int64(len(buf)), info.Size()-l.counted)], l.counted)
+		l.lines += uint64(bytes.Count(buf[:n], []byte{'\n'}))
+		if l.counted += int64(n); err != nil || n == 0 {
+			break
+		}
+	}
+	return l.lines
+}
+
+// status is how the log is, with how many lines it has: whether it could be
+// written just now, too.
 func (l *changeLog) status() (lines, failed uint64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,5 +159,5 @@ func (l *changeLog) status() (lines, failed uint64, err error) {
 	if _, err := os.Stat(l.path); errors.Is(err, fs.ErrNotExist) {
 		return l.lines, l.failed.Load(), err
 	}
-	return l.lines, l.failed.Load(), l.err
+	return l.count(), l.failed.Load(), l.err
 }

@@ -29,6 +29,11 @@ func (a agents) announced(ann *fleet.Announce, at time.Time) {
 	}
 	in := a[id][ann.Instance()]
 	switch {
+	case ann.Retired && (in == nil || ann.Worker.Epoch >= in.epoch):
+		if delete(a[id], ann.Instance()); len(a[id]) == 0 {
+			delete(a, id)
+		}
+		return
 	case in == nil:
 		in = &instance{id: ann.Instance()}
 		a[id][in.id] = in

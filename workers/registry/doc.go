@@ -18,7 +18,15 @@
 // for what happened while no registry ran, and told at least once by several
 // registries together, each leaving out what it has heard from another.
 //
+// Progress that agents tell is kept for a day, the last 200 lines of each task at
+// least, for whoever may see the task (task.logs). It is best effort: stored every
+// two seconds, one chunk for each task, and lost with the registry that has not
+// stored it yet.
+//
 // # Backpressure
+//
+// Of the progress that is not stored yet 20 000 lines are held at most; four writes
+// are under way at a time. Beyond that, lines are left out.
 //
 // Calls are bounded by the bus's service. Nothing is queued here: a registry
 // that falls behind loses heartbeats, which shows as agents that are lost, in

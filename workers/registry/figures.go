@@ -39,7 +39,7 @@ func (v *view) figures(now time.Time) fleet.AgentFigures {
 			continue
 		}
 		state := v.stateOf(k, in, now)
-		if state == fleet.AgentMissing && (in.draining || now.Sub(in.seen) > missedFor) {
+		if state == fleet.AgentMissing && (in.draining || in.announce.Stopped || now.Sub(in.seen) > missedFor) {
 			continue
 		}
 		agents[fleet.AgentCount{State: state, Tier: cmp.Or(in.announce.Worker.ModelTier, "none")}]++

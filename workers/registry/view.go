@@ -9,9 +9,13 @@ import (
 	"parley/subjects/fleet"
 )
 
-// keptFor is how long an instance is listed that is not heard any more. Its
-// announce is kept for longer.
-const keptFor = 24 * time.Hour
+// keptFor is how long an instance is known that is not heard any more, and
+// listedFor how long it is listed unless all are asked for. Its announce is kept
+// for longer.
+const (
+	keptFor   = 24 * time.Hour
+	listedFor = 5 * time.Minute
+)
 
 // key names an instance.
 type key struct {
@@ -54,6 +58,7 @@ type view struct {
 	began     time.Time // what was announced before is no news
 	instances map[key]*instance
 	drains    map[subjects.AgentID]fleet.AgentDrained
+	retired   map[subjects.AgentID]time.Time // gone for good what announced itself until then
 	cools     map[subjects.AgentID]fleet.AgentCooling
 }
 
@@ -62,6 +67,7 @@ func newView(began time.Time) *view {
 		began:     began,
 		instances: make(map[key]*instance),
 		drains:    make(map[subjects.AgentID]fleet.AgentDrained),
+		retired:   make(map[subjects.AgentID]time.Time),
 		cools:     make(map[subjects.AgentID]fleet.AgentCooling),
 	}
 }
@@ -70,6 +76,10 @@ func newView(began time.Time) *view {
 func (v *view) announced(k key, a *fleet.Announce, at, now time.Time) []fleet.AgentEvent {
 	in := v.instances[k]
 	switch {
+	case !at.After(v.retired[k.agent]):
+		return nil // an operator said that it is gone
+	case in == nil && a.Retired:
+		return nil
 	case in == nil:
 		in = new(instance)
 		v.instances[k] = in
@@ -84,14 +94,35 @@ func (v *view) announced(k key, a *fleet.Announce, at, now time.Time) []fleet.Ag
 	if at.After(in.seen) {
 		in.seen = at
 	}
-	return v.settle(k, in, now)
+	events := v.settle(k, in, now)
+	if a.Retired {
+		delete(v.instances, k)
+	}
+	return events
+}
+
+// retire takes an operator's word that an agent is gone for good; nil: no longer.
+// It returns how many instances are known no more.
+func (v *view) retire(a subjects.AgentID, r *fleet.AgentRetired) (dropped int) {
+	if r == nil {
+		delete(v.retired, a)
+		return 0
+	}
+	v.retired[a] = r.At
+	for _, k := range v.keys(a) {
+		if !v.instances[k].announced.After(r.At) {
+			delete(v.instances, k)
+			dropped++
+		}
+	}
+	return dropped
 }
 
 // heard takes a heartbeat. One of an instance that has not announced, or of a
 // process that has been replaced, tells nothing.
 func (v *view) heard(k key, h *fleet.Heartbeat, now time.Time) []fleet.AgentEvent {
 	in := v.instances[k]
-	if in == nil || h.Epoch < in.announce.Worker.Epoch {
+	if in == nil || h.Epoch < in.announce.Worker.Epoch || in.announce.Stopped && h.Epoch == in.announce.Worker.Epoch {
 		return nil
 	}
 	in.seen, in.active, in.holding, in.draining = now, h.ActiveTasks, h.Holding, h.Draining
@@ -132,7 +163,7 @@ func (v *view) told(k key, e *fleet.AgentEvent) {
 		return
 	}
 	switch s := (said{e.Event, e.Epoch}); e.Event {
-	case fleet.AgentLive, fleet.AgentLost:
+	case fleet.AgentLive, fleet.AgentLost, fleet.AgentStopped:
 		in.saidLife = s
 	case fleet.AgentDraining, fleet.AgentResumed:
 		in.saidWork = s
@@ -156,8 +187,9 @@ func (v *view) sweep(now time.Time) []fleet.AgentEvent {
 }
 
 // list is the listing of one agent, or of all when a is empty: of those that
-// come after an instance.
-func (v *view) list(a subjects.AgentID, after key, now time.Time) []fleet.AgentView {
+// come after an instance. Unless all are asked for, those are left out that have
+// stopped, and those that have been lost for a while.
+func (v *view) list(a subjects.AgentID, all bool, after key, now time.Time) []fleet.AgentView {
 	keys := v.keys(a)
 	views := make([]fleet.AgentView, 0, len(keys))
 	for _, k := range keys {
@@ -165,9 +197,12 @@ func (v *view) list(a subjects.AgentID, after key, now time.Time) []fleet.AgentV
 		if gone(in, now) || k.compare(after) <= 0 {
 			continue
 		}
+		if !all && !alive(in, now) && (in.announce.Stopped || now.Sub(in.seen) > lease(&in.announce)+listedFor) {
+			continue
+		}
 		drain, byOperator := v.drains[k.agent]
 		view := fleet.AgentView{
-			Announce: in.announce, Live: alive(in, now), Draining: in.draining || byOperator,
+			Announce: in.announce, Live: alive(in, now), Stopped: in.announce.Stopped, Draining: in.draining || byOperator,
 			DrainedBy: string(drain.By), LastSeen: in.seen, Active: in.active, Holding: in.holding,
 		}
 		if c, ok := v.cools[k.agent]; ok && c.Until.After(now) {
@@ -204,7 +239,7 @@ func lease(a *fleet.Announce) time.Duration {
 }
 
 func alive(in *instance, now time.Time) bool {
-	return now.Sub(in.seen) <= lease(&in.announce)
+	return !in.announce.Stopped && now.Sub(in.seen) <= lease(&in.announce)
 }
 
 // gone reports whether the instance is not spoken of any more.
@@ -243,6 +278,8 @@ func (v *view) settle(k key, in *instance, now time.Time) []fleet.AgentEvent {
 	switch {
 	case live && (!in.live || restarted):
 		tell(&in.saidLife, fleet.AgentLive, plainly)
+	case !live && in.live && in.announce.Stopped:
+		tell(&in.saidLife, fleet.AgentStopped, plainly)
 	case !live && in.live:
 		tell(&in.saidLife, fleet.AgentLost, func(e *fleet.AgentEvent) {
 			e.Reason = &fleet.Reason{

@@ -47,7 +47,7 @@ func wantEvents(t *testing.T, what string, got []fleet.AgentEvent, want ...strin
 
 func live(v *view, now time.Time) []bool {
 	var out []bool
-	for _, a := range v.list("", key{}, now) {
+	for _, a := range v.list("", true, key{}, now) {
 		out = append(out, a.Live)
 	}
 	return out
@@ -65,7 +65,7 @@ func TestViewLivesByHeartbeats(t *testing.T) {
 	wantEvents(t, "back", v.heard(one, &fleet.Heartbeat{Epoch: 7}, at(52)), "claude live")
 	wantEvents(t, "restarted", v.announced(one, announce(8), at(53), at(53)), "claude live")
 	wantEvents(t, "announce of the old process, late", v.announced(one, announce(7), at(54), at(54)))
-	if got := v.list("claude", key{}, at(55))[0].Announce.Worker; got.Epoch != 8 || got.AgentID != "claude" || got.InstanceID != "main" {
+	if got := v.list("claude", true, key{}, at(55))[0].Announce.Worker; got.Epoch != 8 || got.AgentID != "claude" || got.InstanceID != "main" {
 		t.Errorf("listed worker %+v, want epoch 8 of claude main", got)
 	}
 }
@@ -116,7 +116,7 @@ func TestViewDrains(t *testing.T) {
 	if e := events[0]; e.By != "operator" || e.Message != "maintenance" {
 		t.Errorf("drained by %q because of %q, want operator, maintenance", e.By, e.Message)
 	}
-	got := v.list("claude", key{}, at(3))[0]
+	got := v.list("claude", true, key{}, at(3))[0]
 	if !got.Draining || got.DrainedBy != "operator" {
 		t.Errorf("draining %v by %q, want true by operator", got.Draining, got.DrainedBy)
 	}
@@ -144,7 +144,7 @@ func TestViewLists(t *testing.T) {
 	}), at(1), at(1))
 	v.announced(key{"codex", "a"}, announce(1), at(1), at(1))
 	v.announced(one, announce(1, func(a *fleet.Announce) { a.Session.ActiveTasks = 1 }), at(1), at(1))
-	before := v.list("codex", key{}, at(1))
+	before := v.list("codex", true, key{}, at(1))
 	v.heard(b, &fleet.Heartbeat{
 		Epoch: 1, ActiveTasks: 1, MCPHealth: fleet.MCPHealth{"web": fleet.HealthTimeout},
 		Holding: []fleet.Holding{{TaskID: "t1", Attempt: 1}},
@@ -152,13 +152,13 @@ func TestViewLists(t *testing.T) {
 	v.cool("codex", &fleet.AgentCooling{Until: at(60), Code: subjects.CodeRateLimited})
 
 	var names []string
-	for _, a := range v.list("", key{}, at(3)) {
+	for _, a := range v.list("", true, key{}, at(3)) {
 		names = append(names, string(a.Announce.Worker.AgentID)+"/"+string(a.Announce.Worker.InstanceID))
 	}
 	if want := []string{"claude/main", "codex/a", "codex/b"}; !slices.Equal(names, want) {
 		t.Errorf("listed %v, want %v", names, want)
 	}
-	got := v.list("codex", key{}, at(3))[1]
+	got := v.list("codex", true, key{}, at(3))[1]
 	if got.Announce.MCPHealth["web"] != fleet.HealthTimeout || got.Announce.MCPHealth["git"] != fleet.HealthOK {
 		t.Errorf("health %v, want git ok and web timeout", got.Announce.MCPHealth)
 	}
@@ -171,10 +171,10 @@ func TestViewLists(t *testing.T) {
 	if got.CoolUntil == nil || !got.CoolUntil.Equal(at(60)) {
 		t.Errorf("cool until %v, want %v", got.CoolUntil, at(60))
 	}
-	if got := v.list("codex", key{}, at(60))[0]; got.CoolUntil != nil {
+	if got := v.list("codex", true, key{}, at(60))[0]; got.CoolUntil != nil {
 		t.Errorf("cool until %v after it was over", got.CoolUntil)
 	}
-	if got := v.list("nobody", key{}, at(3)); len(got) != 0 {
+	if got := v.list("nobody", true, key{}, at(3)); len(got) != 0 {
 		t.Errorf("listed %v for nobody", got)
 	}
 }
@@ -185,11 +185,11 @@ func TestViewForgets(t *testing.T) {
 	v.announced(one, announce(1), at(1), at(1))
 	v.sweep(at(60))
 	v.sweep(at(keptFor.Seconds()))
-	if got := len(v.list("", key{}, at(60))); got != 1 {
+	if got := len(v.list("", true, key{}, at(60))); got != 1 {
 		t.Fatalf("%d listed while the announce is kept, want 1", got)
 	}
 	v.sweep(at(keptFor.Seconds() + 2))
-	if got := len(v.list("", key{}, at(60))); got != 0 {
+	if got := len(v.list("", true, key{}, at(60))); got != 0 {
 		t.Errorf("%d listed after the announce has gone, want 0", got)
 	}
 }
@@ -202,7 +202,7 @@ func TestViewPassesOverWhoIsLongGone(t *testing.T) {
 	for _, k := range []key{one, back} {
 		wantEvents(t, "found, gone for a week", v.announced(k, announce(1), week, at(0)))
 	}
-	if got := v.list("", key{}, at(0)); len(got) != 0 {
+	if got := v.list("", true, key{}, at(0)); len(got) != 0 {
 		t.Errorf("listed %v, want nobody", got)
 	}
 	if got := v.figures(at(0)); len(got.Agents) != 0 {
@@ -210,7 +210,7 @@ func TestViewPassesOverWhoIsLongGone(t *testing.T) {
 	}
 	wantEvents(t, "a look meanwhile", v.sweep(at(1)))
 	v.heard(back, &fleet.Heartbeat{Epoch: 1}, at(5))
-	if got := v.list("", key{}, at(6)); len(got) != 1 || !got[0].Live || got[0].Announce.Worker.AgentID != "codex" {
+	if got := v.list("", true, key{}, at(6)); len(got) != 1 || !got[0].Live || got[0].Announce.Worker.AgentID != "codex" {
 		t.Errorf("listed %v, want the one that was heard", got)
 	}
 	if v.sweep(at(31)); len(v.instances) != 1 {
@@ -231,7 +231,7 @@ func TestViewOfWhoSaysTooMuch(t *testing.T) {
 	}
 	v.announced(one, announce(7, func(a *fleet.Announce) { a.MCPHealth = health("") }), at(1), at(1))
 	v.heard(one, &fleet.Heartbeat{Epoch: 7, MCPHealth: health(strings.Repeat("x", 200))}, at(2))
-	data, err := page(v.list("", key{}, at(3)), 0)
+	data, err := page(v.list("", true, key{}, at(3)), 0)
 	if err != nil || len(data) > maxPage || !strings.Contains(string(data), `"agent_id":"claude"`) {
 		t.Errorf("a page of %d bytes, %v; want claude, without all that health", len(data), err)
 	}
@@ -252,5 +252,52 @@ func TestViewOfEverNewServers(t *testing.T) {
 	}
 	if h := v.instances[one].announce.MCPHealth; len(h) > 256 || h["git"] != fleet.HealthError || h["0-7"] != fleet.HealthOK {
 		t.Errorf("%d names, git is %s; want 256 at most, the first ones among them", len(h), h["git"])
+	}
+}
+
+// Who has stopped leaves the listing at once, who is lost after minutes; all are
+// listed where all are asked for.
+func TestViewListsWhoIsHere(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	other := key{"codex", "main"}
+	v.announced(one, announce(7), at(1), at(1))
+	v.announced(other, announce(3), at(1), at(1))
+	stopped := announce(7)
+	stopped.Draining, stopped.Stopped = true, true
+	wantEvents(t, "stopped", v.announced(one, stopped, at(2), at(2)), "claude stopped")
+	wantEvents(t, "a heartbeat that was under way", v.heard(one, &fleet.Heartbeat{Epoch: 7}, at(3)))
+	wantEvents(t, "its lease is over", v.sweep(at(100)), "codex lost")
+	for seconds, want := range map[float64]int{3: 1, 100: 1, 30 + listedFor.Seconds(): 1, 40 + listedFor.Seconds(): 0} {
+		if got := v.list("", false, key{}, at(seconds)); len(got) != want {
+			t.Errorf("after %g s %d are listed, want %d", seconds, len(got), want)
+		}
+	}
+	if got := v.list("", true, key{}, at(1000)); len(got) != 2 || !got[0].Stopped || got[0].Live || got[1].Stopped {
+		t.Errorf("all: %+v, want claude, stopped, and codex, lost", got)
+	}
+	wantEvents(t, "a new process", v.announced(one, announce(8), at(1001), at(1001)), "claude live")
+}
+
+// Who is gone for good is known no more, by its own word or by an operator's.
+func TestViewForgetsWhoIsGoneForGood(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	v.announced(one, announce(7), at(1), at(1))
+	gone := announce(7)
+	gone.Stopped, gone.Retired = true, true
+	wantEvents(t, "retired", v.announced(one, gone, at(2), at(2)), "claude stopped")
+	v.announced(key{"codex", "main"}, announce(3), at(3), at(3))
+	if n := v.retire("codex", &fleet.AgentRetired{At: at(4)}); n != 1 {
+		t.Errorf("%d instances are forgotten, want 1", n)
+	}
+	v.announced(key{"codex", "main"}, announce(3), at(3), at(5)) // read again
+	wantEvents(t, "read again", v.announced(one, gone, at(2), at(5)))
+	if got := v.list("", true, key{}, at(5)); len(got) != 0 {
+		t.Errorf("listed: %+v, want nobody", got)
+	}
+	v.announced(key{"codex", "main"}, announce(4), at(6), at(6))
+	if got := v.list("", false, key{}, at(6)); len(got) != 1 {
+		t.Errorf("listed: %+v, want codex, which is back", got)
 	}
 }

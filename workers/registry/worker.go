@@ -21,9 +21,10 @@ const sweepEvery = time.Second
 
 // Config is what a registry needs.
 type Config struct {
-	Bus     *bus.Bus     // required
-	Version string       // of the program, SemVer; shown by nats micro ls
-	Log     *slog.Logger // nil: discarded
+	Bus       *bus.Bus           // required
+	Operators []subjects.AgentID // who may have an agent forgotten
+	Version   string             // of the program, SemVer; shown by nats micro ls
+	Log       *slog.Logger       // nil: discarded
 }
 
 func (c Config) withDefaults() Config {
@@ -50,6 +51,8 @@ type Worker struct {
 	log *slog.Logger
 
 	ready atomic.Bool
+
+	agents *bus.KV // set by Run
 
 	mu   sync.Mutex // guards view
 	view *view
@@ -91,6 +94,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("registry: open bucket %s: %w", subjects.BucketAgents, err)
 	}
+	w.agents = agents
 
 	run, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -107,7 +111,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	loop("read announces", func(ctx context.Context) error {
 		return w.cfg.Bus.Tail(ctx, bus.Tail{
-			Stream: subjects.StreamAnnounce, LastPerSubject: true, Handle: w.onAnnounce,
+			Stream: subjects.StreamAnnounce, LastPerSubject: true, Handle: w.onAnnounce, Refused: w.onRefused,
 			CaughtUp: func(uint64) { caughtUp <- struct{}{} },
 		})
 	})
@@ -149,6 +153,19 @@ func (w *Worker) serve(ctx, run context.Context) error {
 			}
 		}()
 	}
+	told := newProgress(w.cfg.Bus, w.log)
+	sub, err := w.cfg.Bus.SubscribeBeside(subjects.ProgressPattern, "registry", told.onProgress) // one registry stores it
+	if err != nil {
+		return fmt.Errorf("registry: subscribe %s: %w", subjects.ProgressPattern, err)
+	}
+	var storing sync.WaitGroup
+	storing.Go(func() { told.run(run) })
+	defer storing.Wait()
+	defer func() {
+		if err := sub.Unsubscribe(); err != nil {
+			w.log.Debug("unsubscribe", slog.String("subject", subjects.ProgressPattern), slog.Any("error", err))
+		}
+	}()
 	// Calls in hand are answered after ctx has ended: stop waits for them.
 	stop, err := w.cfg.Bus.Serve(context.WithoutCancel(ctx), w.service())
 	if err != nil {
@@ -182,12 +199,18 @@ func cause(ctx, run context.Context) error {
 func (w *Worker) service() bus.Service {
 	return bus.Service{
 		Name: "registry", Version: w.cfg.Version, Queue: "registry",
-		Description: "Lists the fleet's agents",
+		Description: "Lists the fleet's agents, and keeps what they tell while they work",
 		Metadata:    map[string]string{"kind": "registry"},
 		Figures:     func() any { return w.Figures() },
 		Endpoints: []bus.Endpoint{{
 			Name: "agent_list", Subject: subjects.APIPattern("agent", "list"), Handle: w.list,
 			Metadata: map[string]string{"request": "AgentList", "reply": "AgentListReply"},
+		}, {
+			Name: "task_logs", Subject: subjects.APIPattern("task", "logs"), Handle: w.logs,
+			Metadata: map[string]string{"request": "TaskLogs", "reply": "TaskLogsReply"},
+		}, {
+			Name: "agent_forget", Subject: subjects.APIPattern("agent", "forget"), Handle: w.forget,
+			Metadata: map[string]string{"request": "AgentForget", "reply": "AgentForgotten"},
 		}},
 	}
 }
@@ -206,7 +229,7 @@ func (w *Worker) list(_ context.Context, m bus.Msg) ([]byte, error) {
 	}
 	agent, instance, _ := strings.Cut(q.After, ".")
 	w.mu.Lock()
-	views := w.view.list(q.AgentID, key{subjects.AgentID(agent), subjects.InstanceID(instance)}, w.now())
+	views := w.view.list(q.AgentID, q.All || q.AgentID != "", key{subjects.AgentID(agent), subjects.InstanceID(instance)}, w.now())
 	w.mu.Unlock()
 	if q.AgentID != "" && q.After == "" && len(views) == 0 {
 		return nil, subjects.Errorf(subjects.CodeNotFound, "no agent %q was heard of in the last day", q.AgentID).
@@ -278,9 +301,44 @@ func (w *Worker) onAnnounce(m bus.Msg) {
 	}
 	if err != nil {
 		w.log.Warn("announce ignored", slog.String("agent_id", string(k.agent)), slog.String("instance_id", string(k.instance)), slog.Any("error", err))
+		w.tellRefused(k, m, err)
 		return
 	}
 	w.with(func(v *view, now time.Time) []fleet.AgentEvent { return v.announced(k, a, m.Time, now) })
+}
+
+// onRefused takes an announce that the guard does not admit.
+func (w *Worker) onRefused(m bus.Msg, err error) {
+	if k, ok := parseKey(subjects.AnnouncePattern, m.Subject); ok {
+		w.tellRefused(k, m, err)
+	}
+}
+
+// refusedFor is how long after an announce its instance is told that it does not
+// count: one that is read again later is of a process that was told.
+const refusedFor = time.Minute
+
+// tellRefused tells an instance why its announce does not count. It is told once:
+// each announce that it repeats is refused anew.
+func (w *Worker) tellRefused(k key, m bus.Msg, why error) {
+	if w.now().Sub(m.Time) > refusedFor {
+		return
+	}
+	e := subjects.AsError(why)
+	message := e.Message
+	if e.Pointer != "" {
+		message += " at " + e.Pointer
+	}
+	if e.Remedy != "" {
+		message += "; " + e.Remedy
+	}
+	c := fleet.Control{
+		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
+		Action: fleet.ActionRefused, Reason: &fleet.Reason{Code: e.Code, Message: message},
+	}
+	if err := w.cfg.Bus.Publish(subjects.Control(k.agent, k.instance), fleet.MustEncode(&c), nil); err != nil {
+		w.log.Warn("refusal not told", slog.String("agent_id", string(k.agent)), slog.String("instance_id", string(k.instance)), slog.Any("error", err))
+	}
 }
 
 func (w *Worker) onHeartbeat(m bus.Msg) {
@@ -319,6 +377,16 @@ func (w *Worker) onEntry(e bus.Entry) {
 			return
 		}
 		w.with(func(v *view, now time.Time) []fleet.AgentEvent { return v.drain(subjects.AgentID(name), d, now) })
+	}
+	if name, ok := strings.CutPrefix(e.Key, fleet.RetiredKeyPrefix); ok {
+		r, err := entry[fleet.AgentRetired](e)
+		if err != nil {
+			w.log.Warn("entry ignored", slog.String("key", e.Key), slog.Any("error", err))
+			return
+		}
+		w.mu.Lock()
+		w.view.retire(subjects.AgentID(name), r)
+		w.mu.Unlock()
 	}
 	if name, ok := strings.CutPrefix(e.Key, fleet.CoolKeyPrefix); ok {
 		c, err := entry[fleet.AgentCooling](e)

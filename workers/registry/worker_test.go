@@ -186,3 +186,80 @@ func TestListingHasPages(t *testing.T) {
 		}
 	}
 }
+
+// An operator has an agent forgotten that is not live; nobody else has.
+func TestForget(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	w, err := registry.New(registry.Config{Bus: b, Operators: []subjects.AgentID{"operator"}, Version: "1.2.3"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bustest.Serve(t, w)
+	told := events(t, b)
+	store(t, b, subjects.Announce("claude", "one"), announcement(1))
+	next(t, told, fleet.AgentLive)
+	forget := func(by subjects.AgentID) (fleet.AgentForgotten, error) {
+		m, err := b.Request(t.Context(), subjects.API(by, "agent", "forget"), []byte(`{"agent_id":"claude","reason":"sold"}`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fleet.DecodeReply[fleet.AgentForgotten](m.Data)
+	}
+	if _, err := forget("operator"); subjects.CodeOf(err) != subjects.CodeForbidden {
+		t.Errorf("forget of a live agent = %v, want forbidden", err)
+	}
+	stopped := announcement(1)
+	stopped.Stopped = true
+	store(t, b, subjects.Announce("claude", "one"), stopped)
+	next(t, told, fleet.AgentStopped)
+	if got, err := list(t, b, "claude"); err != nil || len(got) != 1 || !got[0].Stopped {
+		t.Errorf("the agent by its name: %+v, %v, want that it has stopped", got, err)
+	}
+	if _, err := forget("alice"); subjects.CodeOf(err) != subjects.CodeForbidden {
+		t.Errorf("forget by alice = %v, want forbidden", err)
+	}
+	if r, err := forget("operator"); err != nil || r.Instances != 1 {
+		t.Errorf("forget = %+v, %v, want one instance", r, err)
+	}
+	if _, err := list(t, b, "claude"); subjects.CodeOf(err) != subjects.CodeNotFound {
+		t.Errorf("the agent afterwards: %v, want not_found", err)
+	}
+	kv, err := b.KV(t.Context(), subjects.BucketAgents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := kv.Get(t.Context(), fleet.RetiredKey("claude"))
+	if err != nil || !strings.Contains(string(e.Value), `"reason":"sold"`) {
+		t.Errorf("stored: %s, %v", e.Value, err)
+	}
+}
+
+// Whose announce does not count is told why.
+func TestRefusedAnnounce(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	heard := make(chan *fleet.Control, 1)
+	sub, err := b.Subscribe(subjects.Control("claude", "one"), "", func(m bus.Msg) {
+		c, err := fleet.DecodeControl(m.Data)
+		if err != nil {
+			t.Errorf("%s: %v", m.Data, err)
+		}
+		heard <- c
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	if err := b.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a := announcement(1)
+	a.ProtocolVersion = "9.0"
+	store(t, b, subjects.Announce("claude", "one"), a)
+	c := <-heard
+	if c.Action != fleet.ActionRefused || c.Reason == nil || c.Reason.Code != subjects.CodeVersionMismatch || !strings.Contains(c.Reason.Message, "send version 2.0") {
+		t.Errorf("told %+v, %+v", c, c.Reason)
+	}
+}

@@ -128,6 +128,7 @@ func (w *Worker) show(ctx context.Context, v *view, brief bool) fleet.TaskView {
 		Created: e.Facts.Created, Updated: e.Time, Deadline: e.Facts.Deadline,
 		TokensSpent: e.Facts.TokensSpent, TokenBudget: e.Facts.TokenBudget, Seq: e.Seq,
 		Reason: e.Reason, NotBefore: e.Facts.NotBefore, Question: e.Facts.Question, Attempts: e.Facts.Attempts,
+		RunID: e.Facts.RunID, SessionID: e.Facts.SessionID, Labels: e.Facts.Requirements.Labels,
 		Await: e.Facts.Await, AlertAt: e.Facts.AlertAt, GiveUpAt: e.Facts.GiveUpAt, Human: e.Facts.Human,
 	}
 	w.mu.Lock()
@@ -144,18 +145,19 @@ func (w *Worker) show(ctx context.Context, v *view, brief bool) fleet.TaskView {
 	}
 	if brief && v.firstSeq != 0 {
 		if raw, err := w.dispatchOf(ctx, v); err == nil {
-			t.Brief = briefOf(raw)
+			describe(&t, raw)
 		}
 	}
 	return t
 }
 
-func briefOf(dispatch json.RawMessage) string {
+// describe adds what only the dispatch tells.
+func describe(t *fleet.TaskView, dispatch json.RawMessage) {
 	d, err := fleet.DecodeReply[fleet.Dispatch](dispatch)
 	if err != nil {
-		return ""
+		return
 	}
-	return clip(d.Brief, 200)
+	t.Brief, t.Type, t.NodeID = clip(d.Brief, 200), d.Task.Type, d.Task.NodeID
 }
 
 func (w *Worker) apiWait(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
@@ -384,6 +386,12 @@ func summary(e *fleet.Event, eligible int, could, settled bool, now time.Time) s
 	return "nobody known could ever do it"
 }
 
+// A listing that only the records can tell looks at so many tasks, for so long.
+const (
+	maxSearched = 2000
+	searchFor   = 2 * time.Second
+)
+
 func (w *Worker) apiList(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
 	req, err := fleet.DecodeRequest[fleet.TaskList](data)
 	if err != nil {
@@ -393,9 +401,20 @@ func (w *Worker) apiList(ctx context.Context, from subjects.AgentID, data []byte
 	if req.Limit > 0 {
 		limit = min(req.Limit, 1000)
 	}
-	found, total, counts := w.find(from, req, limit)
+	most, until := limit, time.Now().Add(searchFor)
+	if needsRecords(&req) {
+		most = maxSearched
+	}
+	found, total, counts := w.find(from, req, most)
 	reply := fleet.TaskListReply{Tasks: []fleet.TaskView{}, Total: total, Count: counts}
-	for _, f := range found {
+	if needsRecords(&req) {
+		reply.Total = 0
+	}
+	for i, f := range found {
+		if needsRecords(&req) && (len(reply.Tasks) == limit || time.Now().After(until)) {
+			reply.Searched = i
+			break
+		}
 		v, err := w.atSeq(ctx, f)
 		if errors.Is(err, bus.ErrNotFound) {
 			continue // purged since
@@ -405,7 +424,15 @@ func (w *Worker) apiList(ctx context.Context, from subjects.AgentID, data []byte
 		}
 		t := w.show(ctx, v, true)
 		t.Result, t.Attempts = nil, nil
-		reply.Tasks = append(reply.Tasks, t)
+		if !needsRecords(&req) {
+			reply.Tasks = append(reply.Tasks, t)
+		} else if matches(&req, &t) {
+			reply.Tasks = append(reply.Tasks, t)
+			reply.Total++
+		}
+	}
+	if reply.Searched == 0 && needsRecords(&req) && len(found) < total {
+		reply.Searched = len(found)
 	}
 	return reply, nil
 }

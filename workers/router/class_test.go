@@ -8,23 +8,18 @@ import (
 	"testing/synctest"
 	"time"
 
-	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
 
 // This file tries what each class of failure leads to (ADR 23).
 
-// inFleet runs a test with one router that has listened for its lease.
-func inFleet(t *testing.T, test func(w *world)) {
+// listened is a world with one router that has listened for its lease.
+func listened(t *testing.T) *world {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		srv := bustest.NewFake(t)
-		w := &world{t: t, srv: srv, bus: srv.Bus(t)}
-		w.router("r0")
-		time.Sleep(31 * time.Second)
-		test(w)
-	})
+	w := newWorld(t, 1)
+	<-time.After(31 * time.Second)
+	return w
 }
 
 // instance makes an announce that of one instance of an agent.
@@ -51,7 +46,8 @@ func (a *agent) done(id subjects.TaskID, attempt int) {
 // of its lease.
 func TestATwinTakesOver(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		agents := []*agent{w.join("wk", instance("a")), w.join("wk", instance("b"))}
 		id := w.send(dispatchJSON("x", ""))
 		first := 0
@@ -64,10 +60,10 @@ func TestATwinTakesOver(t *testing.T) {
 		gone := time.Now()
 		d := agents[1-first].offered()
 		if took := time.Since(gone); took > 3*beatEvery+2*time.Second || d.Attempt != 2 {
-			w.t.Errorf("its twin is offered attempt %d after %s", d.Attempt, took)
+			t.Errorf("its twin is offered attempt %d after %s", d.Attempt, took)
 		}
 		if f := w.events(id)[2].Facts; f.Counters == nil || *f.Counters != (fleet.Counters{Losses: 1, LossesTotal: 1}) {
-			w.t.Errorf("counters = %+v", f.Counters)
+			t.Errorf("counters = %+v", f.Counters)
 		}
 		agents[1-first].done(id, 2)
 	})
@@ -77,14 +73,15 @@ func TestATwinTakesOver(t *testing.T) {
 // does the task.
 func TestTheOnlyAgentRestarts(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		a := w.join("a", nil)
 		id := w.send(dispatchJSON("x", `"agent":"a"`))
 		a.offered()
 		a.stop()
 		time.Sleep(time.Second)
 		if x := w.view(id).Waiting; x == nil || x.Why != fleet.WaitAway || x.Who != "a" {
-			w.t.Errorf("the task waits as %+v, want that a is away", x)
+			t.Errorf("the task waits as %+v, want that a is away", x)
 		}
 		again := w.join("a", nil)
 		again.offered()
@@ -96,7 +93,8 @@ func TestTheOnlyAgentRestarts(t *testing.T) {
 // attempt, too; and to the pin again once that is back.
 func TestAlternativesWhileThePinIsAway(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		a, b := w.join("a", nil), w.join("b", nil)
 		a.stop()
 		time.Sleep(time.Second)
@@ -104,12 +102,12 @@ func TestAlternativesWhileThePinIsAway(t *testing.T) {
 		b.offered()
 		b.done(id, 1)
 		if got := kinds(w.events(id)); got != "queued widened working outcome" {
-			w.t.Errorf("records = %s", got)
+			t.Errorf("records = %s", got)
 		}
 		only := w.send(dispatchJSON("x", `"agent":"a"`))
 		time.Sleep(time.Minute)
 		if v := w.view(only); v.State != fleet.StateQueued || v.Waiting.Why != fleet.WaitAway {
-			w.t.Errorf("a task for an agent that is away is %s, waits as %+v", v.State, v.Waiting)
+			t.Errorf("a task for an agent that is away is %s, waits as %+v", v.State, v.Waiting)
 		}
 		again := w.join("a", nil)
 		again.offered()
@@ -120,7 +118,8 @@ func TestAlternativesWhileThePinIsAway(t *testing.T) {
 // The third agent in a row that a task loses is a human's, or the end.
 func TestATaskThatItsAgentsDoNotSurvive(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		id := w.send(dispatchJSON("x", `"max_losses":2,"on_blocked":"wait"`))
 		for i := range 2 {
 			a := w.join(fmt.Sprint("a", i), nil)
@@ -130,7 +129,7 @@ func TestATaskThatItsAgentsDoNotSurvive(t *testing.T) {
 		}
 		v := w.outcome(id)
 		if v.State != fleet.StateError || v.Reason.Code != subjects.CodeAgentLost || !strings.HasPrefix(v.Reason.Message, "lost 2 agents in a row") {
-			w.t.Errorf("it is %s, %+v", v.State, v.Reason)
+			t.Errorf("it is %s, %+v", v.State, v.Reason)
 		}
 	})
 }
@@ -139,23 +138,24 @@ func TestATaskThatItsAgentsDoNotSurvive(t *testing.T) {
 // on with it: nothing is done twice, and the loss is taken back.
 func TestAPausedAgentGoesOn(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		a := w.join("a", nil)
 		id := w.send(dispatchJSON("x", ""))
 		a.offered()
 		a.pause(true)
 		time.Sleep(2 * time.Second)
 		if v := w.view(id); v.State != fleet.StateQueued {
-			w.t.Fatalf("once its lease is over, the task is %s", v.State)
+			t.Fatalf("once its lease is over, the task is %s", v.State)
 		}
 		a.pause(false)
 		if d := a.offered(); d.Attempt != 2 {
-			w.t.Errorf("offered attempt %d", d.Attempt)
+			t.Errorf("offered attempt %d", d.Attempt)
 		}
 		time.Sleep(time.Second)
 		last := w.events(id)
 		if c := last[len(last)-1].Facts.Counters; c == nil || *c != (fleet.Counters{}) {
-			w.t.Errorf("counters = %+v, want the loss taken back", c)
+			t.Errorf("counters = %+v, want the loss taken back", c)
 		}
 		a.done(id, 2)
 	})
@@ -165,7 +165,8 @@ func TestAPausedAgentGoesOn(t *testing.T) {
 // others.
 func TestARejectionRestsNobody(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		a := w.join("a", nil)
 		a.answers(func(d fleet.Dispatch) any {
 			if d.Brief == "reject" {
@@ -175,14 +176,14 @@ func TestARejectionRestsNobody(t *testing.T) {
 		})
 		id := w.send(dispatchJSON("reject", ""))
 		if v := w.outcome(id); v.State != fleet.StateBlocked {
-			w.t.Errorf("the task that everybody rejects is %s", v.State)
+			t.Errorf("the task that everybody rejects is %s", v.State)
 		}
 		a.offered()
 		next := w.send(dispatchJSON("x", ""))
 		sent := time.Now()
 		a.offered()
 		if took := time.Since(sent); took > 100*time.Millisecond {
-			w.t.Errorf("it is offered the next task after %s", took)
+			t.Errorf("it is offered the next task after %s", took)
 		}
 		a.done(next, 1)
 	})
@@ -192,7 +193,8 @@ func TestARejectionRestsNobody(t *testing.T) {
 // the next offer, and asked again at once.
 func TestASlotThatIsFreedLate(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		a := w.join("a", nil)
 		free, accepted := make(chan struct{}, 1), make(chan fleet.Dispatch, 100)
 		free <- struct{}{}
@@ -213,13 +215,13 @@ func TestASlotThatIsFreedLate(t *testing.T) {
 		for range tasks {
 			d := <-accepted
 			if _, err := a.result(d.Task.TaskID, fleet.Result{Attempt: d.Attempt}); err != nil {
-				w.t.Fatal(err)
+				t.Fatal(err)
 			}
 			time.Sleep(time.Millisecond)
 			free <- struct{}{}
 		}
 		if took := time.Since(began); took > tasks*50*time.Millisecond {
-			w.t.Errorf("%d tasks take %s", tasks, took)
+			t.Errorf("%d tasks take %s", tasks, took)
 		}
 	})
 }
@@ -227,14 +229,15 @@ func TestASlotThatIsFreedLate(t *testing.T) {
 // Where no agent has ever announced itself a task waits, unless it is not to.
 func TestAFleetWithoutAgents(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		waits, fails := w.send(dispatchJSON("x", "")), w.send(dispatchJSON("x", `"on_blocked":"fail"`))
 		if v := w.outcome(fails); v.State != fleet.StateBlocked || v.Reason.Code != subjects.CodeNoCapableAgent {
-			w.t.Errorf("with on_blocked: fail it is %s, %+v", v.State, v.Reason)
+			t.Errorf("with on_blocked: fail it is %s, %+v", v.State, v.Reason)
 		}
 		time.Sleep(time.Hour)
 		if v := w.view(waits); v.State != fleet.StateQueued || v.Waiting == nil || v.Waiting.Why != fleet.WaitNoAgentYet {
-			w.t.Fatalf("it is %s, waits as %+v", v.State, v.Waiting)
+			t.Fatalf("it is %s, waits as %+v", v.State, v.Waiting)
 		}
 		a := w.join("a", nil)
 		a.offered()
@@ -246,14 +249,15 @@ func TestAFleetWithoutAgents(t *testing.T) {
 // finds out whether it is over, and all go on once one has.
 func TestALimitOfAnAccount(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		a, b := w.join("a", account("acme")), w.join("b", account("acme"))
 		first := w.send(dispatchJSON("x", `"agent":"a"`))
 		a.offered()
 		reset := time.Now().Add(10 * time.Minute)
 		limited := fleet.Result{Status: fleet.StatusError, Error: &fleet.ResultError{Code: subjects.CodeRateLimited, Message: "usage limit reached", ResetAt: &reset}}
 		if _, err := a.result(first, limited); err != nil {
-			w.t.Fatal(err)
+			t.Fatal(err)
 		}
 		tasks := []subjects.TaskID{first}
 		for range 3 {
@@ -261,20 +265,20 @@ func TestALimitOfAnAccount(t *testing.T) {
 			tasks = append(tasks, w.send(dispatchJSON("x", "")))
 		}
 		if l, err := call[fleet.AgentLimitsReply](w, "boss", "agent", "limits", fleet.AgentLimits{}); err != nil || len(l.Limits) != 1 || !l.Limits[0].Until.Equal(reset) || l.Limits[0].Account != "acme" {
-			w.t.Errorf("agent limits = %+v, %v", l, err)
+			t.Errorf("agent limits = %+v, %v", l, err)
 		}
 		for _, id := range tasks {
 			if x := w.view(id).Waiting; x == nil || x.Why != fleet.WaitLimited || x.Who != "acme" || x.Until == nil || !x.Until.Equal(reset) {
-				w.t.Errorf("task %s waits as %+v", id, x)
+				t.Errorf("task %s waits as %+v", id, x)
 			}
 		}
 		time.Sleep(time.Until(reset) - time.Second)
 		if n := len(a.offers) + len(b.offers); n > 0 {
-			w.t.Fatalf("%d offers before the reset", n)
+			t.Fatalf("%d offers before the reset", n)
 		}
 		time.Sleep(32 * time.Second)
 		if n := len(a.offers) + len(b.offers); n != 1 {
-			w.t.Fatalf("%d offers after the reset, want one", n)
+			t.Fatalf("%d offers after the reset, want one", n)
 		}
 		for len(tasks) > 0 {
 			time.Sleep(time.Second)
@@ -288,7 +292,7 @@ func TestALimitOfAnAccount(t *testing.T) {
 			}
 		}
 		if l, err := call[fleet.AgentLimitsReply](w, "boss", "agent", "limits", fleet.AgentLimits{}); err != nil || len(l.Limits) != 0 {
-			w.t.Errorf("agent limits once it is open = %+v, %v", l, err)
+			t.Errorf("agent limits once it is open = %+v, %v", l, err)
 		}
 	})
 }
@@ -296,19 +300,20 @@ func TestALimitOfAnAccount(t *testing.T) {
 // A task that meets a limit goes to another account at once.
 func TestAnotherAccountTakesOver(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		a, b := w.join("a", nil), w.join("b", nil)
 		id := w.send(dispatchJSON("x", `"agent":"a","alternatives":["b"]`))
 		a.offered()
 		limited := fleet.Result{Status: fleet.StatusError, Error: &fleet.ResultError{Code: subjects.CodeAgentError, Message: "overloaded", HTTPStatus: 529}}
 		if _, err := a.result(id, limited); err != nil {
-			w.t.Fatal(err)
+			t.Fatal(err)
 		}
 		b.offered()
 		b.done(id, 2)
 		v := w.view(id)
 		if len(v.Attempts) != 1 || v.Attempts[0].Code != subjects.CodeRateLimited || v.Attempts[0].Level != 0 {
-			w.t.Errorf("attempts = %+v", v.Attempts)
+			t.Errorf("attempts = %+v", v.Attempts)
 		}
 	})
 }
@@ -317,7 +322,8 @@ func TestAnotherAccountTakesOver(t *testing.T) {
 // it early. An offer that is refused for it leaves no record.
 func TestALimitWithoutATime(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		a := w.join("a", nil)
 		a.answers(func(fleet.Dispatch) any { return fleet.Ack{Reason: &fleet.Reason{Code: subjects.CodeRateLimited}} })
 		id := w.send(dispatchJSON("x", ""))
@@ -326,11 +332,11 @@ func TestALimitWithoutATime(t *testing.T) {
 			refused := time.Now()
 			time.Sleep(time.Second)
 			if x := w.view(id).Waiting; x == nil || x.Until == nil || x.Until.Sub(refused).Round(time.Second) != want {
-				w.t.Fatalf("it waits as %+v, want for %s", x, want)
+				t.Fatalf("it waits as %+v, want for %s", x, want)
 			}
 			time.Sleep(want - 20*time.Second)
 			if len(a.offers) > 0 {
-				w.t.Fatalf("offered before %s were over", want)
+				t.Fatalf("offered before %s were over", want)
 			}
 			time.Sleep(15 * time.Second) // a.offered waits for 15 s more
 		}
@@ -338,15 +344,15 @@ func TestALimitWithoutATime(t *testing.T) {
 		a.answers(nil)
 		time.Sleep(time.Second)
 		if _, err := call[fleet.AgentLimitsReply](w, "boss", "agent", "lift", fleet.AgentLimits{Account: "a"}); subjects.CodeOf(err) != subjects.CodeForbidden {
-			w.t.Errorf("a limit lifted by anybody: %v", err)
+			t.Errorf("a limit lifted by anybody: %v", err)
 		}
 		if _, err := call[fleet.AgentLimitsReply](w, "operator", "agent", "lift", fleet.AgentLimits{Account: "a"}); err != nil {
-			w.t.Fatal(err)
+			t.Fatal(err)
 		}
 		a.offered()
 		a.done(id, 1)
 		if got := kinds(w.events(id)); got != "queued working outcome" {
-			w.t.Errorf("records = %s", got)
+			t.Errorf("records = %s", got)
 		}
 	})
 }
@@ -355,7 +361,8 @@ func TestALimitWithoutATime(t *testing.T) {
 // as soon as that has announced something new.
 func TestAConditionThatPasses(t *testing.T) {
 	t.Parallel()
-	inFleet(t, func(w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := listened(t)
 		var ann *fleet.Announce
 		a := w.join("a", func(x *fleet.Announce) { ann = x })
 		a.answers(func(fleet.Dispatch) any { return fleet.Ack{Reason: &fleet.Reason{Code: subjects.CodeLoginRequired}} })
@@ -363,7 +370,7 @@ func TestAConditionThatPasses(t *testing.T) {
 		a.offered()
 		time.Sleep(10 * time.Second)
 		if v := w.view(id); len(a.offers) > 0 || v.State != fleet.StateQueued || v.Waiting.Why != fleet.WaitUnwell {
-			w.t.Fatalf("it is %s, waits as %+v; %d offers", v.State, v.Waiting, len(a.offers))
+			t.Fatalf("it is %s, waits as %+v; %d offers", v.State, v.Waiting, len(a.offers))
 		}
 		a.answers(nil)
 		again := *ann

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -30,11 +32,17 @@ func (w *Worker) apiDispatch(ctx context.Context, from subjects.AgentID, m bus.M
 	if err != nil {
 		return nil, err
 	}
+	warnings := d.Warnings()
+	if tier := d.Requirements.ModelTier; tier != "" && !slices.Contains(tiers, tier) {
+		warnings = append(warnings, fleet.Warning{
+			Pointer: "/requirements/model_tier", Message: fmt.Sprintf("%q is none of the tiers %s: only an agent of that very tier can do the task", tier, strings.Join(tiers, ", ")),
+		})
+	}
 	n, duplicate, err := w.dispatch(ctx, from, d, m.Data, "", w.admit())
 	if err != nil {
 		return nil, err
 	}
-	return fleet.Dispatched{TaskID: n.TaskID, State: n.State, Deadline: n.Facts.Deadline, Duplicate: duplicate}, nil
+	return fleet.Dispatched{TaskID: n.TaskID, State: n.State, Deadline: n.Facts.Deadline, Duplicate: duplicate, Warnings: warnings}, nil
 }
 
 // decodeDispatch reads the dispatch that m is. Where its caller's trace is in

@@ -122,3 +122,47 @@ func testKeysAreKeptForADay(t *testing.T) {
 		t.Errorf("its time to live is %q, want a day", ttl)
 	}
 }
+
+// A dispatch with what looks like a mistake is a task, and the answer says what
+// is probably meant.
+func TestDispatchAnswersWithWarnings(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.join("a", nil)
+	d, err := call[fleet.Dispatched](w, "boss", "task", "dispatch",
+		[]byte(`{"task":{"token_budgt":1},"requirements":{"model_tier":"gpt"},"brief":"x","deadlin":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []string
+	for _, warning := range d.Warnings {
+		at = append(at, warning.Pointer)
+	}
+	if diff := cmp.Diff([]string{"/deadlin", "/task/token_budgt", "/requirements/model_tier"}, at); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+// A listing finds tasks by what only their records tell, and counts those that it
+// finds.
+func TestListByWhatRecordsTell(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.join("a", nil)
+	for i := range 5 {
+		w.send(fmt.Sprintf(`{"task":{"task_id":"t%d","run_id":"r%d","node_id":"n%d","type":"review"},"requirements":{"labels":{"k":"v%d"}},"brief":"Part %d"}`, i, i%2, i, i, i))
+	}
+	for query, want := range map[string]int{
+		`{"run_id":"r1"}`: 2, `{"run_id":"r0","limit":1}`: 1, `{"labels":{"k":"v3"}}`: 1, `{"text":"PART 4"}`: 1, `{"text":"review"}`: 5,
+		`{"since":"2000-01-01T00:00:00Z"}`: 5, `{"since":"2100-01-01T00:00:00Z"}`: 0, `{"from":"boss"}`: 5, `{"from":"bob"}`: 0, `{"id_part":"t2"}`: 1, `{"id_part":"2"}`: 1,
+	} {
+		r, err := call[fleet.TaskListReply](w, "boss", "task", "list", []byte(query))
+		if err != nil || len(r.Tasks) != want || r.Total < want {
+			t.Errorf("%s: %d tasks of %d, %v, want %d", query, len(r.Tasks), r.Total, err, want)
+			continue
+		}
+		if len(r.Tasks) == 1 && r.Tasks[0].NodeID == "" {
+			t.Errorf("%s: %+v has no node", query, r.Tasks[0])
+		}
+	}
+}

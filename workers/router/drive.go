@@ -30,6 +30,18 @@ func (w *Worker) onDrive(e bus.Entry) {
 		})
 		return
 	}
+	if agent, ok := strings.CutPrefix(e.Key, fleet.RetiredKeyPrefix); ok {
+		r, err := fleet.DecodeRequest[fleet.AgentRetired](e.Value)
+		if err != nil {
+			w.log.Warn("retired agent not read", slog.String("agent_id", agent), slog.Any("error", err))
+			return
+		}
+		if e.Deleted {
+			r.At = time.Time{}
+		}
+		w.with(func(c *core, _ time.Time) { c.fleet.Retire(subjects.AgentID(agent), r.At) })
+		return
+	}
 	if agent, ok := strings.CutPrefix(e.Key, fleet.CoolKeyPrefix); ok {
 		d, err := fleet.DecodeRequest[fleet.AgentCooling](e.Value)
 		if err != nil {

@@ -174,6 +174,18 @@ func (x *index) has(s slot, id subjects.TaskID) bool {
 	return ok && b == e.id.b
 }
 
+// hasPart reports whether the task id of a used slot begins or ends with part.
+func (x *index) hasPart(s slot, part string) bool {
+	if part == "" {
+		return true
+	}
+	e := x.at(s)
+	if e.id.kind == 2 {
+		return hasPart(string(x.long[s]), part)
+	}
+	return hasPart(unpackUUID(e.id.b), part)
+}
+
 func (x *index) intern(from subjects.AgentID) uint32 {
 	if n, ok := x.nameOf[string(from)]; ok {
 		return n

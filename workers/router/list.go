@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -18,7 +19,8 @@ type found struct {
 }
 
 // find looks for the newest tasks that match, or the oldest: the live ones first,
-// then those that ended lately. total counts all that match.
+// then those that ended lately. total counts all that match. Where the request
+// asks for what only the records tell, see matches.
 func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out []found, total int, counts map[fleet.State]int) {
 	all := w.operator(from)
 	counts = make(map[fleet.State]int)
@@ -42,6 +44,9 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 		if h := c.hot[s]; req.AgentID != "" && (h == nil || h.ev.AgentID != req.AgentID) {
 			continue
 		}
+		if req.From != "" && c.x.from(e) != req.From || req.Since != nil && e.created < req.Since.UnixNano() || !c.x.hasPart(s, req.IDPart) {
+			continue
+		}
 		total++
 		out = append(out, found{c.x.id(s), e.lastSeq, e.firstSeq, e.created})
 		if len(out) >= 4*limit { // keep the first, in bounded memory
@@ -54,10 +59,44 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 		if !all && t.From != from || req.State != "" && req.State != t.State || req.AgentID != "" && req.AgentID != t.Agent {
 			continue
 		}
+		if req.From != "" && req.From != t.From || req.Since != nil && t.Ended.Before(*req.Since) || !hasPart(string(t.ID), req.IDPart) {
+			continue
+		}
 		total++
 		out = append(out, found{id: t.ID, seq: t.Seq})
 	}
 	return out[:min(limit, len(out))], total, counts
+}
+
+// hasPart reports whether id begins or ends with part.
+func hasPart(id, part string) bool { return strings.HasPrefix(id, part) || strings.HasSuffix(id, part) }
+
+// needsRecords reports whether only the records tell what matches.
+func needsRecords(req *fleet.TaskList) bool {
+	return req.RunID != "" || req.SessionID != "" || len(req.Labels) > 0 || req.Text != "" || req.Since != nil
+}
+
+// matches reports whether a task is one that was asked for.
+func matches(req *fleet.TaskList, t *fleet.TaskView) bool {
+	for name, value := range req.Labels {
+		if v, has := t.Labels[name]; !has || v != value {
+			return false
+		}
+	}
+	if req.RunID != "" && t.RunID != req.RunID || req.SessionID != "" && t.SessionID != req.SessionID ||
+		req.Since != nil && t.Created.Before(*req.Since) {
+		return false
+	}
+	if req.Text == "" {
+		return true
+	}
+	why := ""
+	if t.Reason != nil {
+		why = t.Reason.Message
+	}
+	return slices.ContainsFunc([]string{string(t.TaskID), t.Brief, t.Type, t.NodeID, why}, func(s string) bool {
+		return strings.Contains(strings.ToLower(s), strings.ToLower(req.Text))
+	})
 }
 
 func oldestFirst(a, b found) int { return cmp.Compare(a.created, b.created) }

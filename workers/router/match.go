@@ -81,6 +81,7 @@ type agentState struct {
 	places    placeSet
 	drained   bool
 	drainedBy string
+	retiredAt time.Time // gone for good what announced itself until then
 	cooling   bool
 	coolUntil time.Time
 	coolCode  subjects.Code // why
@@ -113,6 +114,7 @@ type Instance struct {
 	owner      *agentState
 	place      uint32
 	drains     bool      // it says that it drains
+	retired    bool      // it is gone for good
 	heard      bool      // ever
 	gone       bool      // did not answer; cleared when it is heard again
 	lapsed     bool      // its lease has ended
@@ -317,7 +319,7 @@ func (f *Fleet) refreshAll(a *agentState) {
 
 // tidy forgets an agent about which nothing is known.
 func (f *Fleet) tidy(a *agentState) {
-	if a.places.n == 0 && !a.drained && !a.cooling {
+	if a.places.n == 0 && !a.drained && !a.cooling && a.retiredAt.IsZero() {
 		a.due = 0
 		delete(f.agents, a.id)
 	}

@@ -162,7 +162,13 @@ func (in *Instance) lastKnown() time.Time {
 
 // forgettable reports whether nobody misses the instance any more.
 func (f *Fleet) forgettable(in *Instance) bool {
-	if !in.lapsed || len(in.Held) > 0 || in.Offering > 0 {
+	if len(in.Held) > 0 || in.Offering > 0 {
+		return false
+	}
+	if in.retired {
+		return true
+	}
+	if !in.lapsed {
 		return false
 	}
 	gone := f.now.Sub(in.lastKnown())

@@ -20,6 +20,10 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 	if at.IsZero() || at.After(now) {
 		at = now
 	}
+	if a.Retired && f.Get(a.Worker.AgentID, a.Instance()) == nil || !at.After(f.agent(a.Worker.AgentID).retiredAt) {
+		f.tidy(f.agent(a.Worker.AgentID))
+		return nil, false
+	}
 	in, known := f.instance(a.Worker.AgentID, a.Instance())
 	if in.Announce != nil && at.Before(in.announceAt) || a.Worker.Epoch != 0 && a.Worker.Epoch < in.Epoch {
 		return in, false
@@ -51,9 +55,14 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 	if restarted || at.After(in.LastSeen) || !in.heard {
 		in.gone = false
 	}
+	in.retired = a.Retired
 	f.hear(in, at)
 	if in.IdleSince.IsZero() {
 		in.IdleSince = at
+	}
+	if f.forgettable(in) && in.retired {
+		f.forget(in)
+		return nil, true
 	}
 	f.refresh(in)
 	if !known {
@@ -64,6 +73,23 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 		changed = true
 	}
 	return in, changed
+}
+
+// Retire takes in that what the agent has announced until a time is gone for good;
+// the zero time: nothing is. What is known to hold tasks is forgotten once it
+// does not.
+func (f *Fleet) Retire(agent subjects.AgentID, at time.Time) {
+	f.agent(agent).retiredAt = at
+	var gone []*Instance
+	for in := range f.Of(agent) {
+		if in.retired = in.retired || !in.announceAt.After(at) && !at.IsZero(); f.forgettable(in) {
+			gone = append(gone, in)
+		}
+	}
+	for _, in := range gone {
+		f.forget(in)
+	}
+	f.tidy(f.agent(agent))
 }
 
 // Beat takes in a heartbeat: it renews the lease and is the latest account of

@@ -308,3 +308,35 @@ func TestHealthIsBounded(t *testing.T) {
 		t.Errorf("the fleet has changed %d times, want once", got)
 	}
 }
+
+// Who is gone for good is not known any more: at once, or when it holds nothing
+// more. Who announces itself later is.
+func TestRetiredInstancesAreForgotten(t *testing.T) {
+	t.Parallel()
+	f := fleetOf(announceOf("a"), announceOf("b"))
+	gone := announceOf("a")
+	gone.Stopped, gone.Retired = true, true
+	f.Hold("a", "main", "t1", 1)
+	f.Announce(gone, now0.Add(time.Second), now0.Add(time.Second))
+	if f.Get("a", "main") == nil {
+		t.Error("an instance is forgotten that a record names")
+	}
+	f.Release("a", "main", "t1", now0.Add(time.Second))
+	f.Expire(now0.Add(time.Hour))
+	if f.Get("a", "main") != nil {
+		t.Error("an instance that is gone for good is known")
+	}
+	if in, _ := f.Announce(gone, now0.Add(time.Second), now0.Add(time.Hour)); in != nil || f.Get("a", "main") != nil {
+		t.Error("it is known again, as its last announce is read once more")
+	}
+	f.Retire("b", now0.Add(2*time.Second))
+	if f.Get("b", "main") != nil {
+		t.Error("b is known, though an operator has said that it is gone")
+	}
+	if in, _ := f.Announce(announceOf("b"), now0, now0.Add(time.Hour)); in != nil {
+		t.Error("b is known again by an old announce")
+	}
+	if in, _ := f.Announce(announceOf("b"), now0.Add(time.Hour), now0.Add(time.Hour)); in == nil || !in.Live {
+		t.Error("b is not known, though it is back")
+	}
+}

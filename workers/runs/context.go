@@ -40,6 +40,7 @@ func (d *driver) dispatchOf(ctx context.Context, rec *run.Record, node *run.Node
 // prepare is what the tasks of a node have in common.
 func (d *driver) prepare(ctx context.Context, rec *run.Record, node *run.Node) (*fleet.Dispatch, before, error) {
 	out := node.Dispatch(&rec.Definition)
+	out.Task.NodeID = string(node.Name())
 	out.Task.RunID, out.Task.RunBudget, out.Deadline = rec.RunID, rec.Definition.TokenBudget, &rec.Deadline
 	out.Traceparent = fleet.TraceOf(rec.RunID, rec.Traceparent).In(fleet.SpanRun, 0)
 	if out.Brief == "" {

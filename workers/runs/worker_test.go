@@ -229,7 +229,7 @@ agents:
 	want := fleet.Task{
 		TaskID: runs.TaskID(id, "a", 1), Priority: fleet.High, Type: run.Orchestration, Agent: "echo", Alternatives: []subjects.AgentID{"other"},
 		TimeoutSeconds: 30, MaxRetries: new(7), TokenBudget: 100, OnBlocked: fleet.OnBlockedWait, Escalate: fleet.EscalateAlways,
-		ResultSchema: json.RawMessage(`{"type":"string"}`), RunID: id, RunBudget: 5000, SessionID: theSession,
+		ResultSchema: json.RawMessage(`{"type":"string"}`), RunID: id, NodeID: "a", RunBudget: 5000, SessionID: theSession,
 	}
 	if got, want := string(fleet.MustEncode(&a.Task)), string(fleet.MustEncode(&want)); got != want {
 		t.Errorf("a's task is\n%s, want\n%s", got, want)

@@ -119,7 +119,7 @@ securityContext:
 - {name: PARLEY_A2A_URL, value: {{ $d.url | quote }}}
 {{- end }}
 {{- if and $d.mcp (eq .worker "gateway") }}
-- {name: PARLEY_MCP, value: "true"}
+- {name: PARLEY_SERVE_MCP, value: "true"}
 {{- end }}
 {{- if and $d.a2ePort (eq .worker "a2e") }}
 {{- if not $d.tokensSecret }}{{ fail "doors.a2ePort needs doors.tokensSecret: who connects there proves by a token who they are" }}{{ end }}
