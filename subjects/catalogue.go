@@ -240,7 +240,7 @@ func taskEntries() []Entry {
 		{
 			Pattern: "fleet.control.<agent>.<instance>", Message: "CONTROL → ControlReply",
 			Writer: "router", Readers: "agent",
-			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered. A CANCEL with an `offer_id` ends only what was accepted by that offer, and by no later one.",
+			Description: "CANCEL, DRAIN, RESUME, INPUT or EPOCH, repeated until it is answered. A CANCEL with an `offer_id` ends only what was accepted by that offer, and by no later one.",
 		},
 		{
 			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",

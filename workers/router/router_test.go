@@ -163,6 +163,7 @@ func (w *world) join(id string, change func(*fleet.Announce)) *agent {
 	if change != nil {
 		change(ann)
 	}
+	a.epoch = ann.Worker.Epoch
 	a.listen()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
