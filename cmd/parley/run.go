@@ -43,7 +43,9 @@ Started again with the same task_id, it is the same run.`,
 			if err != nil {
 				return err
 			}
-			return a.ask(func(ctx context.Context, c *client, _ []string) error { return a.startRun(ctx, c, d, &request, wait, "") })(cmd, args)
+			return a.ask(func(ctx context.Context, c *client, _ []string) error {
+				return a.startRun(ctx, c, d, &request, wait, "")
+			})(cmd, args)
 		},
 	}
 	request.bind(cmd.Flags())
@@ -313,7 +315,9 @@ before it. The output document goes to standard output, or to a file.`,
 			if _, err := runwire.Decode(fleet.MustEncode(d)); err != nil {
 				return err
 			}
-			return a.ask(func(ctx context.Context, c *client, _ []string) error { return a.startRun(ctx, c, d, &request, true, file) })(cmd, args)
+			return a.ask(func(ctx context.Context, c *client, _ []string) error {
+				return a.startRun(ctx, c, d, &request, true, file)
+			})(cmd, args)
 		},
 	}
 	bind(cmd.Flags(), a.conf, append([]string{"as"}, connectionFlags...)...)

@@ -3,6 +3,7 @@ package router_test
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -241,7 +242,7 @@ func TestRestartWithALowerEpoch(t *testing.T) {
 	first.stop()
 	second := w.join("a", func(ann *fleet.Announce) { ann.Worker.Epoch = 5; ann.Capabilities.Tools = []string{"forge"} })
 	c := second.told()
-	if c.Action != fleet.ActionEpoch || c.Epoch != 5 || c.Reason == nil || c.Reason.Code != subjects.CodeSuperseded || !strings.Contains(c.Reason.Message, fmt.Sprint(first.epoch)) {
+	if c.Action != fleet.ActionEpoch || c.Epoch != 5 || c.Reason == nil || c.Reason.Code != subjects.CodeSuperseded || !strings.Contains(c.Reason.Message, strconv.FormatInt(first.epoch, 10)) {
 		t.Errorf("told %+v, %+v; want EPOCH that names both", c, c.Reason)
 	}
 	id := w.send(`{"brief":"x","requirements":{"required_mcp":[],"required_capabilities":["forge"]}}`)
