@@ -249,7 +249,7 @@ func taskEntries() []Entry {
 		{
 			Pattern: "fleet.control.<agent>.<instance>", Message: "CONTROL → ControlReply",
 			Writer: "router, registry", Readers: "agent",
-			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered; REFUSED, once, where the announce does not count. A CANCEL with an `offer_id` ends only what was accepted by that offer, and by no later one.",
+			Description: "CANCEL, DRAIN, RESUME, INPUT or EPOCH, repeated until it is answered; REFUSED, once, where the announce does not count. A CANCEL with an `offer_id` ends only what was accepted by that offer, and by no later one.",
 		},
 		{
 			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",

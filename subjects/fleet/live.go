@@ -43,13 +43,14 @@ func (p *problems) refID(pointer, id string) {
 }
 
 func (c *Control) check(p *problems) {
-	actions := []string{ActionCancel, ActionDrain, ActionResume, ActionInput, ActionRefused}
+	actions := []string{ActionCancel, ActionDrain, ActionResume, ActionInput, ActionEpoch, ActionRefused}
 	if !slices.Contains(actions, c.Action) {
-		p.invalid("/action", "expected one of CANCEL, DRAIN, RESUME, INPUT, REFUSED, got %q", clip(c.Action))
+		p.invalid("/action", "expected one of CANCEL, DRAIN, RESUME, INPUT, EPOCH, REFUSED, got %q", clip(c.Action))
 	}
 	p.taskID("/task_id", c.TaskID, c.Action == ActionCancel || c.Action == ActionInput)
 	p.attempt("/attempt", c.Attempt)
 	p.token("/offer_id", "offer_id", c.OfferID, false)
+	p.epoch("/epoch", c.Epoch)
 	p.reason("/reason", c.Reason)
 	p.parts("/parts", c.Parts)
 	p.object("/metadata", &c.Metadata)

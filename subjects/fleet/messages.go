@@ -63,7 +63,7 @@ type Worker struct {
 	ModelTier     string              `json:"model_tier,omitempty"`
 	ContextWindow int64               `json:"context_window,omitzero"` // tokens
 	InstanceID    subjects.InstanceID `json:"instance_id,omitempty"`   // added; absent "main"
-	Epoch         int64               `json:"epoch,omitzero"`          // added; start time, ns
+	Epoch         int64               `json:"epoch,omitzero"`          // added; grows with each start, as the time in ns does
 	MaxParallel   int                 `json:"max_parallel,omitzero"`   // added; absent 1
 	MaxMessages   int                 `json:"max_messages,omitzero"`   // added; of other agents, at once; absent 1
 	Labels        map[string]string   `json:"labels,omitempty"`        // added
@@ -359,10 +359,11 @@ type ResultError struct {
 // Control is what a router tells an instance. The reply is a ControlReply.
 type Control struct {
 	Header
-	Action     string          `json:"action"` // CANCEL | DRAIN | RESUME | INPUT | REFUSED
+	Action     string          `json:"action"` // CANCEL | DRAIN | RESUME | INPUT | EPOCH | REFUSED
 	TaskID     subjects.TaskID `json:"task_id,omitempty"`
 	Attempt    int             `json:"attempt,omitzero"`
 	OfferID    string          `json:"offer_id,omitempty"` // CANCEL: of what this offer alone began; absent: of the attempt and those before
+	Epoch      int64           `json:"epoch,omitzero"`     // EPOCH: of the process that is meant
 	Reason     *Reason         `json:"reason,omitempty"`
 	QuestionID string          `json:"question_id,omitempty"` // INPUT: the answer to this question,
 	ID         string          `json:"id,omitempty"`          // or the follow-up of this id
@@ -382,6 +383,10 @@ const (
 	// ActionRefused says, with the reason, that the instance's announce does not
 	// count: the fleet does not know it.
 	ActionRefused = "REFUSED"
+	// ActionEpoch says to the process of Control.Epoch that another one of its
+	// instance has a higher epoch: it is offered nothing before that one has been
+	// silent for its lease.
+	ActionEpoch = "EPOCH"
 )
 
 // ControlReply says that a control message was taken.

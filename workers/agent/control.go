@@ -49,6 +49,10 @@ func (w *Worker) onControl(m bus.Msg) {
 		case w.refused <- refused:
 		default: // told before
 		}
+	case fleet.ActionEpoch:
+		if c.Epoch == w.epoch && c.Reason != nil {
+			log.Warn("another process of this instance counts, this one is offered nothing", slog.Int64("epoch", w.epoch), slog.String("reason", c.Reason.Message))
+		}
 	case fleet.ActionInput:
 		if !w.hand.input(c) {
 			w.respond(m, &fleet.ControlReply{

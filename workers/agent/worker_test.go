@@ -347,6 +347,20 @@ func TestCancelOfAnOffer(t *testing.T) {
 	r.result("t4")
 }
 
+// TestToldOfAHigherEpoch: a process that is told that another one counts says so in
+// its log, and takes what it is offered all the same.
+func TestToldOfAHigherEpoch(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t)
+	a := r.start(agent.Config{Handler: agent.Echo{}})
+	p := a.tell(fleet.Control{Action: fleet.ActionEpoch, Epoch: a.Epoch(), Reason: &fleet.Reason{Code: subjects.CodeSuperseded, Message: "another process has a higher one"}})
+	if !p.OK {
+		t.Errorf("EPOCH = %+v, want ok", p)
+	}
+	a.give(dispatch("t1", "x"))
+	r.result("t1")
+}
+
 func TestReoffer(t *testing.T) {
 	t.Parallel()
 	r := newRouter(t)

@@ -273,7 +273,7 @@ func answerID(req *fleet.EscalationAnswer, a *fleet.AlertAnswer) string {
 
 // resume asks the routers to go on with a task, and reports whether they had
 // taken that answer before.
-func (w *Worker) resume(ctx context.Context, t fleet.AlertTask, a fleet.AlertAnswer) (duplicate bool, err error) {
+func (w *Worker) resume(ctx context.Context, t fleet.AlertTask, a fleet.AlertAnswer) (duplicate bool, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	req := fleet.TaskResume{

@@ -35,6 +35,8 @@ type instance struct {
 	seen      time.Time // when it was last heard of
 	active    int
 	holding   []fleet.Holding
+	earlier   *fleet.Announce // of an earlier epoch, which counts once this one is silent
+	earlierAt time.Time
 	draining  bool // by its own word
 
 	known    bool  // what follows has been decided once
@@ -83,11 +85,13 @@ func (v *view) announced(k key, a *fleet.Announce, at, now time.Time) []fleet.Ag
 	case in == nil:
 		in = new(instance)
 		v.instances[k] = in
-	case a.Worker.Epoch < in.announce.Worker.Epoch:
-		return nil // of a process that has been replaced
-	case a.Worker.Epoch > in.announce.Worker.Epoch:
+	case a.Worker.Epoch < in.announce.Worker.Epoch && alive(in, now):
+		in.earlier, in.earlierAt = a, at // it counts once the other process is silent
+		return nil
+	case a.Worker.Epoch != in.announce.Worker.Epoch:
 		in.holding = nil
 	}
+	in.earlier = nil
 	in.announce, in.announced = *a, at
 	in.announce.Worker.AgentID, in.announce.Worker.InstanceID = k.agent, k.instance
 	in.active, in.draining = a.Session.ActiveTasks, a.Draining
@@ -122,6 +126,10 @@ func (v *view) retire(a subjects.AgentID, r *fleet.AgentRetired) (dropped int) {
 // process that has been replaced, tells nothing.
 func (v *view) heard(k key, h *fleet.Heartbeat, now time.Time) []fleet.AgentEvent {
 	in := v.instances[k]
+	var events []fleet.AgentEvent
+	if in != nil && in.earlier != nil && in.earlier.Worker.Epoch == h.Epoch && !alive(in, now) {
+		events = v.announced(k, in.earlier, in.earlierAt, now)
+	}
 	if in == nil || h.Epoch < in.announce.Worker.Epoch || in.announce.Stopped && h.Epoch == in.announce.Worker.Epoch {
 		return nil
 	}
@@ -129,7 +137,7 @@ func (v *view) heard(k key, h *fleet.Heartbeat, now time.Time) []fleet.AgentEven
 	if len(h.MCPHealth) > 0 {
 		in.announce.MCPHealth = in.announce.MCPHealth.With(h.MCPHealth)
 	}
-	return v.settle(k, in, now)
+	return append(events, v.settle(k, in, now)...)
 }
 
 // drain takes an operator's word that an agent is drained; nil: no longer.

@@ -70,6 +70,30 @@ func TestViewLivesByHeartbeats(t *testing.T) {
 	}
 }
 
+// A process whose epoch is lower than that of the one before it counts once that
+// one is lost: by its next heartbeat, or by an announce that comes then.
+func TestViewOfALowerEpoch(t *testing.T) {
+	t.Parallel()
+	v := newView(began)
+	is := func(when string, at time.Time, epoch int64, live bool) {
+		t.Helper()
+		if a := v.list("claude", true, key{}, at)[0]; a.Announce.Worker.Epoch != epoch || a.Live != live {
+			t.Errorf("%s: epoch %d, live %t; want %d, %t", when, a.Announce.Worker.Epoch, a.Live, epoch, live)
+		}
+	}
+	wantEvents(t, "announce", v.announced(one, announce(7), at(1), at(1)), "claude live")
+	wantEvents(t, "lower, announced", v.announced(one, announce(5), at(2), at(2)))
+	wantEvents(t, "lower, heard", v.heard(one, &fleet.Heartbeat{Epoch: 5}, at(12)))
+	is("within the lease", at(12), 7, true)
+	wantEvents(t, "the other one is lost", v.sweep(at(32)), "claude lost")
+	wantEvents(t, "one that never announced", v.heard(one, &fleet.Heartbeat{Epoch: 6}, at(33)))
+	wantEvents(t, "the one that did", v.heard(one, &fleet.Heartbeat{Epoch: 5, ActiveTasks: 1}, at(34)), "claude live")
+	is("after the lease", at(34), 5, true)
+	wantEvents(t, "lost as well", v.sweep(at(70)), "claude lost")
+	wantEvents(t, "lower still, announced then", v.announced(one, announce(3), at(71), at(71)), "claude live")
+	is("at the end", at(72), 3, true)
+}
+
 func TestViewLeases(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -104,6 +104,11 @@ type (
 		why     subjects.Code
 		denied  bool // only if the record, read again, names another or nobody
 	}
+	// outdated: tell a process that its epoch is lower than that of its instance.
+	outdated struct {
+		to           instanceKey
+		epoch, newer int64
+	}
 	// catchUp: read every record that is stored by now, then say caughtUpNow.
 	catchUp struct{}
 	// orphaned: its only candidates are away, limited or left out.
@@ -133,6 +138,7 @@ func (recall) isEffect()        {}
 func (catchUp) isEffect()       {}
 func (orphaned) isEffect()      {}
 func (tell) isEffect()          {}
+func (outdated) isEffect()      {}
 
 func newCore(self subjects.InstanceID, maxQueued, maxHot, remember int) *core {
 	return &core{

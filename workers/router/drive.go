@@ -273,7 +273,7 @@ func (w *Worker) onHeartbeat(m bus.Msg) {
 		rival = c.beat(subjects.AgentID(vars[0]), subjects.InstanceID(vars[1]), hb, now)
 	})
 	if rival != 0 {
-		w.log.Warn("an older process of an instance goes on beside a newer one, and is offered nothing: each needs an --instance of its own",
+		w.log.Warn("a process with a lower epoch than another one of its instance is offered nothing while that one is heard: each process needs an --instance of its own, and an epoch that grows",
 			slog.String("agent_id", vars[0]), slog.String("instance_id", vars[1]), slog.Int64("epoch", hb.Epoch), slog.Int64("newer_epoch", rival))
 	}
 }

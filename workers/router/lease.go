@@ -77,8 +77,16 @@ func (c *core) announce(a *fleet.Announce, at, now time.Time) {
 	if in == nil {
 		return
 	}
+	c.warnOutdated(in, a.Worker.Epoch)
 	c.restarted(in, now)
 	c.feed(in, now)
+}
+
+// warnOutdated has a process told whose epoch is lower than that of its instance.
+func (c *core) warnOutdated(in *Instance, epoch int64) {
+	if epoch != 0 && epoch < in.Epoch && c.caughtUp && c.ring.Owns(string(in.Agent)) {
+		c.do(outdated{instanceKey{in.Agent, in.ID}, epoch, in.Epoch})
+	}
 }
 
 // beat takes in a heartbeat: it renews leases, ends those of an earlier epoch,
@@ -91,6 +99,9 @@ func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fl
 	}
 	if hb.Epoch != 0 && hb.Epoch < in.Epoch && in.stale == staleBeats {
 		rival = in.Epoch
+	}
+	if in.stale > 0 && in.stale%staleBeats == 0 {
+		c.warnOutdated(in, hb.Epoch)
 	}
 	for _, held := range hb.Holding {
 		if held.TokensSpent > 0 {

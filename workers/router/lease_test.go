@@ -3,6 +3,7 @@ package router_test
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -200,6 +201,24 @@ func testWorkThatNoRecordNamesIsRecalled(t *testing.T) {
 	}
 }
 
+// TestRefusedReportHasHeaders: an agent finds the code of a refusal where callers of
+// the API do.
+func TestRefusedReportHasHeaders(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	for subject, want := range map[string][2]string{
+		subjects.Result("a", "none"): {"404", "not_found: "}, subjects.Progress("a", "none"): {"400", "invalid_message: "},
+	} {
+		m, err := w.bus.Request(t.Context(), subject, []byte(`{"status":`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Header.Get("Nats-Service-Error-Code"); got != want[0] || !strings.HasPrefix(m.Header.Get("Nats-Service-Error"), want[1]) {
+			t.Errorf("%s is refused with headers %v", subject, m.Header)
+		}
+	}
+}
+
 // TestAcceptanceThatIsNoHandshake says which member of it is wrong.
 func TestAcceptanceThatIsNoHandshake(t *testing.T) {
 	t.Parallel()
@@ -253,5 +272,34 @@ func testAnOfferNamesItsProcess(t *testing.T) {
 	id := w.send(`{"epoch":9000000000000000000,"attempt":7,"task":{"agent":"a"},"brief":"x"}`)
 	if d := a.offered(); d.Task.TaskID != id || d.Epoch != a.epoch || d.Attempt != 1 {
 		t.Errorf("offered %s, attempt %d, for epoch %d; want %s, 1, %d", d.Task.TaskID, d.Attempt, d.Epoch, id, a.epoch)
+	}
+}
+
+// TestRestartWithALowerEpoch: a process whose epoch is lower than that of the one
+// before it is told so at once, and counts as soon as that one is silent.
+func TestRestartWithALowerEpoch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	first := w.join("a", nil)
+	w.send(dispatchJSON("x", ""))
+	d := first.offered()
+	if _, err := first.result(d.Task.TaskID, fleet.Result{Attempt: 1, Epoch: first.epoch}); err != nil {
+		t.Fatal(err)
+	}
+	first.stop()
+	second := w.join("a", func(ann *fleet.Announce) { ann.Worker.Epoch = 5; ann.Capabilities.Tools = []string{"forge"} })
+	c := second.told()
+	if c.Action != fleet.ActionEpoch || c.Epoch != 5 || c.Reason == nil || c.Reason.Code != subjects.CodeSuperseded || !strings.Contains(c.Reason.Message, strconv.FormatInt(first.epoch, 10)) {
+		t.Errorf("told %+v, %+v; want EPOCH that names both", c, c.Reason)
+	}
+	id := w.send(`{"brief":"x","requirements":{"required_mcp":[],"required_capabilities":["forge"]}}`)
+	if d := second.offered(); d.Epoch != 5 || d.Task.TaskID != id {
+		t.Errorf("offered %s to epoch %d, want %s to 5", d.Task.TaskID, d.Epoch, id)
+	}
+	if _, err := second.result(id, fleet.Result{Attempt: 1, Epoch: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if v := w.outcome(id); v.State != fleet.StateDone {
+		t.Errorf("outcome = %s", v.State)
 	}
 }

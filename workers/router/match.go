@@ -129,10 +129,12 @@ type Instance struct {
 	announceAt time.Time // store time of Announce
 	goneUntil  time.Time // set for instances without heartbeats
 	busyUntil  time.Time
-	misses     int       // offers in a row that it did not answer in time
-	restUntil  time.Time // after those, whatever is heard of it
-	stale      int       // heartbeats of earlier epochs since this one began
-	due        int64     // of its earliest expiry, 0 none
+	misses     int             // offers in a row that it did not answer in time
+	restUntil  time.Time       // after those, whatever is heard of it
+	stale      int             // heartbeats of earlier epochs since this one began
+	earlier    *fleet.Announce // of an earlier epoch, which counts once this one is silent
+	earlierAt  time.Time
+	due        int64 // of its earliest expiry, 0 none
 	skills     []string
 	session    subjects.SessionID // of the latest task
 	health     fleet.MCPHealth    // heard in heartbeats since healthAt

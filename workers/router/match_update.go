@@ -13,7 +13,9 @@ import (
 
 // Announce takes in what an instance says of itself, stored at the time at.
 // The fleet keeps a, which must not change any more. An announce that is older
-// than what is known is dropped. changed reports whether anything but the time
+// than what is known is dropped. One of an earlier epoch counts once the process
+// of the later one has been silent for its lease: a clock was set back, or epochs
+// are counted in another unit. changed reports whether anything but the time
 // is new.
 func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, changed bool) {
 	f.advance(now)
@@ -25,8 +27,15 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 		return nil, false
 	}
 	in, known := f.instance(a.Worker.AgentID, a.Instance())
-	if in.Announce != nil && at.Before(in.announceAt) || a.Worker.Epoch != 0 && a.Worker.Epoch < in.Epoch {
+	if in.Announce != nil && at.Before(in.announceAt) {
 		return in, false
+	}
+	if a.Worker.Epoch != 0 && a.Worker.Epoch < in.Epoch {
+		if !in.silent() {
+			in.earlier, in.earlierAt = a, at
+			return in, false
+		}
+		in.Epoch = 0 // this process is the one that is left: it has restarted
 	}
 	wasLive, wasOpen := in.Live, f.open.has(in.place)
 	restarted := a.Worker.Epoch > in.Epoch
@@ -44,7 +53,7 @@ func (f *Fleet) Announce(a *fleet.Announce, at, now time.Time) (in *Instance, ch
 	in.announceAt, in.Epoch = at, max(in.Epoch, a.Worker.Epoch)
 	in.Heartbeat, in.TTL, in.Max = a.Heartbeat(), a.TTL(), a.MaxParallel()
 	if restarted {
-		in.stale = 0
+		in.stale, in.earlier = 0, nil
 		in.forgive()
 		f.setHolding(in, nil)
 	}
@@ -93,11 +102,14 @@ func (f *Fleet) Retire(agent subjects.AgentID, at time.Time) {
 }
 
 // Beat takes in a heartbeat: it renews the lease and is the latest account of
-// what the instance holds. One of an earlier epoch than is known changes
-// nothing. known is false for the first that is heard of an instance.
+// what the instance holds. One of an earlier epoch than is known changes nothing,
+// unless its announce counts by now. known is false for the first that is heard of an instance.
 func (f *Fleet) Beat(agent subjects.AgentID, inst subjects.InstanceID, b *fleet.Heartbeat, now time.Time) (in *Instance, known bool) {
 	f.advance(now)
 	in, known = f.instance(agent, inst)
+	if e := in.earlier; e != nil && e.Worker.Epoch == b.Epoch && in.silent() {
+		f.Announce(e, in.earlierAt, now)
+	}
 	if b.Epoch != 0 && b.Epoch < in.Epoch {
 		in.stale++
 		return in, known
@@ -126,6 +138,12 @@ func (f *Fleet) Beat(agent subjects.AgentID, inst subjects.InstanceID, b *fleet.
 		f.generation++
 	}
 	return in, known
+}
+
+// silent reports whether nothing was heard of the process of the latest epoch for
+// its lease, or nobody answers for one without heartbeats.
+func (in *Instance) silent() bool {
+	return in.heard && (in.lapsed || in.gone && in.Heartbeat == 0)
 }
 
 // Gone notes that nobody answers for the instance: it is not live until it is

@@ -340,3 +340,49 @@ func TestRetiredInstancesAreForgotten(t *testing.T) {
 		t.Error("b is not known, though it is back")
 	}
 }
+
+// TestLowerEpoch: what a process with a lower epoch says counts once the other one
+// has been silent for its lease, and what that one held is lost by then. A process
+// that was only cut off counts again when it is heard.
+func TestLowerEpoch(t *testing.T) {
+	t.Parallel()
+	f := NewFleet()
+	at := func(s int) time.Time { return now0.Add(time.Duration(s) * time.Second) }
+	process := func(epoch int64, tool string) *fleet.Announce {
+		a := announceOf("a")
+		a.Worker.Epoch, a.Capabilities.Tools = epoch, []string{tool}
+		return a
+	}
+	beat := func(epoch int64, s int) *Instance {
+		in, _ := f.Beat("a", "main", &fleet.Heartbeat{Epoch: epoch}, at(s))
+		return in
+	}
+	is := func(when string, epoch int64, tool string) {
+		t.Helper()
+		if in := f.Get("a", "main"); in.Epoch != epoch || in.Announce.Capabilities.Tools[0] != tool || in.Announce.Worker.Epoch != epoch {
+			t.Errorf("%s: epoch %d with %v, want %d with %s", when, in.Epoch, in.Announce.Capabilities.Tools, epoch, tool)
+		}
+	}
+	f.Announce(process(20, "saw"), at(0), at(0))
+	f.Hold("a", "main", "t1", 1)
+	beat(20, 1)
+	f.Announce(process(10, "axe"), at(2), at(2))
+	beat(10, 3)
+	beat(10, 30)
+	is("within the lease", 20, "saw")
+	if lost := f.Expire(at(31)); len(lost) != 1 || len(lost[0].Held) != 1 {
+		t.Errorf("%d instances are lost, want the one that holds t1", len(lost))
+	}
+	is("after the lease", 20, "saw")
+	beat(15, 32)
+	is("heartbeats of another one", 20, "saw")
+	if in := beat(10, 33); !in.Live || in.stale != 0 {
+		t.Errorf("live %t, %d stale heartbeats; want it to be the one that counts", in.Live, in.stale)
+	}
+	is("the first heartbeat then", 10, "axe")
+	f.Announce(process(20, "saw"), at(34), at(34))
+	is("the other one is back", 20, "saw")
+	f.Expire(at(100))
+	f.Announce(process(10, "axe"), at(101), at(101))
+	is("announced after the lease", 10, "axe")
+}

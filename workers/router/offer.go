@@ -378,6 +378,18 @@ func (w *Worker) recall(ctx context.Context, r recall) {
 	w.control(ctx, r.to, &m)
 }
 
+// sayOutdated tells a process that another one of its instance is the one that
+// counts.
+func (w *Worker) sayOutdated(ctx context.Context, o outdated) {
+	w.control(ctx, o.to, &fleet.Control{
+		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
+		Action: fleet.ActionEpoch, Epoch: o.epoch,
+		Reason: &fleet.Reason{Code: subjects.CodeSuperseded, Message: fmt.Sprintf(
+			"epoch %d is lower than %d, which another process of %s/%s has: nothing is offered to it before that one has been silent for its lease; announce a higher epoch, or an instance of its own",
+			o.epoch, o.newer, o.to.agent, o.to.instance)},
+	})
+}
+
 // denies reports whether the record of a task, as the stream's leader has it,
 // does not name the instance either: this router may be behind.
 func (w *Worker) denies(ctx context.Context, r recall) bool {
