@@ -116,6 +116,9 @@ type TaskView struct {
 	Attempts    []Attempt           `json:"attempts,omitempty"`
 	Brief       string              `json:"brief,omitempty"`  // task get: its first 200 characters
 	Result      *Result             `json:"result,omitempty"` // once terminal
+	// Delivered is added by task message and task answer: now, or next_attempt;
+	// absent where the agent did not say it in time.
+	Delivered string `json:"delivered,omitempty"`
 }
 
 // SharedBudget is what all tasks of a session or run may spend together, and

@@ -32,12 +32,15 @@ func (w *Worker) onControl(m bus.Msg) {
 		log.Info("told to resume")
 		w.hand.drain(false)
 	case fleet.ActionInput:
-		if !w.hand.input(c) {
+		delivered, ok := w.hand.input(c)
+		if !ok {
 			w.respond(m, &fleet.ControlReply{
 				Error: subjects.Errorf(subjects.CodeNotFound, "no question %q of task %q is open here", c.QuestionID, c.TaskID),
 			})
 			return
 		}
+		w.respond(m, &fleet.ControlReply{OK: true, Delivered: delivered})
+		return
 	}
 	w.respond(m, &fleet.ControlReply{OK: true})
 }

@@ -57,6 +57,7 @@ type held struct {
 	answered  map[string]bool  // ids of questions that have been answered
 	followUps []fleet.Message  // those of the offer first
 	followed  chan struct{}    // closed and replaced when there is another one
+	closed    bool             // no further follow-up reaches the handler
 
 	pace pace // has its own lock
 
@@ -73,6 +74,7 @@ type open struct {
 // hand is everything an instance has in hand, and what it takes more.
 type hand struct {
 	max      int           // handlers at once; fixed
+	deaf     bool          // the handler cannot listen while it works; fixed
 	onTheWay time.Duration // how long heartbeats do not name what is handed in; fixed
 
 	mu        sync.Mutex
@@ -463,29 +465,50 @@ func (a *hand) followUp(h *held, n int) (*fleet.Message, <-chan struct{}) {
 	return nil, h.followed
 }
 
-// input gives an answer to the question it is for, or a follow-up to the task;
-// a repeated one is
-// taken and ignored. false when no such question was asked.
-func (a *hand) input(c *fleet.Control) bool {
+// input gives an answer to the question it is for, or a follow-up to the task; a
+// repeated one is taken and ignored. It returns when the handler gets it, ok
+// false when no such question was asked, or nothing reaches the handler any more.
+func (a *hand) input(c *fleet.Control) (delivered string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	h := a.tasks[c.TaskID]
 	if h == nil {
-		return false
+		return "", false
 	}
-	if c.ID != "" {
-		h.followUpLocked(fleet.Message{ID: c.ID, Text: c.Text, Parts: c.Parts})
-		return true
+	m := fleet.Message{ID: c.ID, Text: c.Text, Parts: c.Parts}
+	switch q := h.questions[c.QuestionID]; {
+	case c.ID != "":
+	case h.answered[c.QuestionID]:
+		return fleet.DeliveredNow, true
+	case q != nil:
+		h.answered[c.QuestionID] = true
+		q.answer <- fleet.Answer{QuestionID: c.QuestionID, Text: c.Text, Parts: c.Parts}
+		q.arrived()
+		return fleet.DeliveredNow, true
+	case !a.deaf:
+		return "", false
+	default: // the command itself has asked
+		m.ID, m.Text = answerPrefix+c.QuestionID, "The answer to the question "+c.QuestionID+": "+c.Text
 	}
-	if h.answered[c.QuestionID] {
-		return true
+	known := slices.ContainsFunc(h.followUps, func(old fleet.Message) bool { return old.ID == m.ID })
+	if !known && (h.closed || h.phase == handing) {
+		return "", false
 	}
-	q := h.questions[c.QuestionID]
-	if q == nil {
-		return false
+	h.followUpLocked(m)
+	if a.deaf {
+		return fleet.DeliveredNextAttempt, true
 	}
-	h.answered[c.QuestionID] = true
-	q.answer <- fleet.Answer{QuestionID: c.QuestionID, Text: c.Text, Parts: c.Parts}
-	q.arrived()
-	return true
+	return fleet.DeliveredNow, true
+}
+
+// answerPrefix begins the ids of answers that are follow-ups.
+const answerPrefix = "answer."
+
+// closeFollowUps reports whether h has no more than n follow-ups; then none is
+// taken any more.
+func (a *hand) closeFollowUps(h *held, n int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h.closed = len(h.followUps) <= n
+	return h.closed
 }
