@@ -111,6 +111,6 @@ func loginOf(u agent.Usage, env func(string) string) string {
 
 // readJSON reads a file that may not be there.
 func readJSON(file string, v any) bool {
-	data, err := os.ReadFile(file) //nolint:gosec // the tool's own settings, in the home of whoever runs it
+	data, err := os.ReadFile(file)
 	return err == nil && json.Unmarshal(data, v) == nil
 }

@@ -127,6 +127,9 @@ type TaskView struct {
 	// Duplicate says, in the reply to task resume, that this is a repeat of an
 	// answer that was taken before.
 	Duplicate bool `json:"duplicate,omitzero"`
+	// Delivered is added by task message and task answer: now, or next_attempt;
+	// absent where the agent did not say it in time.
+	Delivered string `json:"delivered,omitempty"`
 }
 
 // Waiting says why a task waits. It is computed when it is read.

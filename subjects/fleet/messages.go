@@ -391,10 +391,18 @@ const (
 
 // ControlReply says that a control message was taken.
 type ControlReply struct {
-	OK      bool            `json:"ok"`
-	Error   *subjects.Error `json:"error,omitempty"`
-	Unknown Unknown         `json:",unknown"`
+	OK        bool            `json:"ok"`
+	Delivered string          `json:"delivered,omitempty"` // INPUT: when whoever works on the task gets it
+	Error     *subjects.Error `json:"error,omitempty"`
+	Unknown   Unknown         `json:",unknown"`
 }
+
+// Values of Delivered: the work under way has it, or it gets it when it is
+// started the next time, since it cannot listen.
+const (
+	DeliveredNow         = "now"
+	DeliveredNextAttempt = "next_attempt"
+)
 
 // Priority orders the tasks that wait.
 type Priority string

@@ -54,12 +54,15 @@ func (w *Worker) onControl(m bus.Msg) {
 			log.Warn("another process of this instance counts, this one is offered nothing", slog.Int64("epoch", w.epoch), slog.String("reason", c.Reason.Message))
 		}
 	case fleet.ActionInput:
-		if !w.hand.input(c) {
+		delivered, ok := w.hand.input(c)
+		if !ok {
 			w.respond(m, &fleet.ControlReply{
 				Error: subjects.Errorf(subjects.CodeNotFound, "no question %q of task %q is open here", c.QuestionID, c.TaskID),
 			})
 			return
 		}
+		w.respond(m, &fleet.ControlReply{OK: true, Delivered: delivered})
+		return
 	}
 	if m.Reply != "" {
 		w.respond(m, &fleet.ControlReply{OK: true})

@@ -3,11 +3,13 @@ package agent
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -64,9 +66,10 @@ const (
 	defaultKillAfter = 5 * time.Second
 	maxLine          = 8 << 20 // bytes of a line of stdout that a Usage reads
 	maxStderrLine    = 4 << 10
-	lastLines        = 10      // of stderr, in the message of a failure
-	limitLines       = 50      // of stderr that may follow the one that says that a limit is met
-	maxLimitText     = 4 << 10 // bytes at the end of an answer that are searched for a limit
+	lastLines        = 10       // of stderr, in the message of a failure
+	limitLines       = 50       // of stderr that may follow the one that says that a limit is met
+	maxEarlier       = 64 << 10 // bytes of an answer that the command is told when it is started once more
+	maxLimitText     = 4 << 10  // bytes at the end of an answer that are searched for a limit
 )
 
 // Why a command was stopped, beside what ends its task.
@@ -99,8 +102,41 @@ func NewExec(c ExecConfig) (*Exec, error) {
 	return &Exec{cfg: c, totals: newTotals(c.StateDir), own: thisProcess()}, nil
 }
 
-// Handle runs the command for one task.
+// Handle runs the command for one task. It is started once more, in the same
+// attempt, when a follow-up or an answer came while it ran.
 func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
+	var spent int64 // of the starts before
+	for n, earlier := len(t.Dispatch.Messages), ""; ; {
+		res, err := e.start(ctx, t, earlier, spent)
+		res.TokensSpent += spent
+		if err != nil || !succeeded(&res) && res.Status != "" || ctx.Err() != nil {
+			return res, err
+		}
+		// The command could not listen: what was added meanwhile it gets now.
+		added, done := t.newFollowUps(n)
+		if done {
+			return res, nil
+		}
+		n += len(added)
+		d := *t.Dispatch
+		d.Messages = slices.Concat(d.Messages, added)
+		again := *t
+		again.Dispatch = &d
+		t, spent, earlier = &again, res.TokensSpent, clip(answerOf(&res), maxEarlier)
+	}
+}
+
+// answerOf is the output of a result as text.
+func answerOf(r *fleet.Result) (text string) {
+	if json.Unmarshal(r.Output, &text) != nil {
+		return string(r.Output)
+	}
+	return text
+}
+
+// start starts the command for a task. earlier is what it answered when it was
+// started before for the same attempt, and spent what that cost.
+func (e *Exec) start(ctx context.Context, t *Task, earlier string, spent int64) (fleet.Result, error) {
 	dir, err := os.MkdirTemp(e.cfg.TempDir, tempPrefix+e.own.String()+"-")
 	if err != nil {
 		return fleet.Result{}, fmt.Errorf("keep the contract: %w", err)
@@ -114,7 +150,7 @@ func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
 	if err := os.WriteFile(contract, data, 0o600); err != nil {
 		return fleet.Result{}, fmt.Errorf("keep the contract: %w", err)
 	}
-	r, err := e.run(ctx, t, contract)
+	r, err := e.run(ctx, t, contract, earlier, spent)
 	if err != nil {
 		return fleet.Result{}, err
 	}
@@ -122,7 +158,7 @@ func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
 }
 
 // run runs the command and collects what there is to know of it.
-func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) {
+func (e *Exec) run(ctx context.Context, t *Task, contract, earlier string, spent int64) (*ran, error) {
 	r := &ran{totals: e.totals, answer: &head{max: fleet.MaxMessage}, last: &recent{max: lastLines}, limits: &recent{max: lastLines}, stall: e.cfg.Stall}
 	r.meter, _ = newMeter(e.cfg.Usage, e.totals)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -139,6 +175,9 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 	if r.meter != nil {
 		stdout = &lines{max: maxLine, each: func(line []byte, cut bool) {
 			note, tokens := r.meter.line(line, cut)
+			if tokens > 0 {
+				tokens += spent
+			}
 			if note != "" || tokens > 0 {
 				t.Progress(note, -1, tokens)
 			}
@@ -151,7 +190,7 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 	p, err := startProcess(spec{
 		argv: e.cfg.Command, dir: e.cfg.Dir, mark: mark,
 		env:    append(e.env(t.Dispatch, contract), taskMark+"="+mark),
-		stdin:  strings.NewReader(Prompt(t.Dispatch)),
+		stdin:  strings.NewReader(prompt(t.Dispatch, earlier)),
 		stdout: &watched{stdout, alive},
 		stderr: &watched{&lines{max: maxStderrLine, each: func(line []byte, _ bool) {
 			s := strings.ToValidUTF8(string(line), "\uFFFD")

@@ -54,6 +54,7 @@ type held struct {
 	answered  map[string]bool  // ids of questions that have been answered
 	followUps []fleet.Message  // those of the offer first
 	followed  chan struct{}    // closed and replaced when there is another one
+	closed    bool             // no further follow-up reaches the handler
 
 	pace pace // has its own lock
 
@@ -70,6 +71,7 @@ type open struct {
 // hand is everything an instance has in hand, and what it takes more.
 type hand struct {
 	max      int           // handlers at once; fixed
+	deaf     bool          // the handler cannot listen while it works; fixed
 	onTheWay time.Duration // how long heartbeats do not name what is handed in; fixed
 
 	mu        sync.Mutex

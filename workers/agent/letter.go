@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -48,30 +49,83 @@ func (f InboxFunc) Receive(ctx context.Context, m *mesh.Message) (LetterReply, e
 
 // BriefInbox gives messages to a Handler as ordinary briefs: who says it, what
 // is asked for, and what was said, marked as another agent's words.
-func BriefInbox(h Handler) Inbox {
-	return InboxFunc(func(ctx context.Context, m *mesh.Message) (LetterReply, error) {
-		d := &fleet.Dispatch{
-			Task: fleet.Task{
-				TaskID: m.TaskID, RunID: m.RunID, Priority: fleet.Normal, TokenBudget: m.TokenBudget, Type: messageType,
-			},
-			Input: &fleet.Input{MessageID: string(m.MessageID), ContextID: string(m.ThreadID)},
-			Brief: mesh.Brief(m), From: m.From, Attempt: max(m.Attempt, 1), Traceparent: m.Traceparent,
+// A message of a thread comes with those before it.
+func BriefInbox(h Handler) Inbox { return &briefInbox{h} }
+
+type briefInbox struct{ handler Handler }
+
+// Receive takes a message without its thread.
+func (b *briefInbox) Receive(ctx context.Context, m *mesh.Message) (LetterReply, error) {
+	return b.receive(ctx, m, "")
+}
+
+// receive takes a message; earlier is what was said in its thread before.
+func (b *briefInbox) receive(ctx context.Context, m *mesh.Message, earlier string) (LetterReply, error) {
+	d := &fleet.Dispatch{
+		Task: fleet.Task{
+			TaskID: m.TaskID, RunID: m.RunID, Priority: fleet.Normal, TokenBudget: m.TokenBudget, Type: messageType,
+		},
+		Input: &fleet.Input{MessageID: string(m.MessageID), ContextID: string(m.ThreadID)},
+		Brief: earlier + mesh.Brief(m), From: m.From, Attempt: max(m.Attempt, 1), Traceparent: m.Traceparent,
+	}
+	r, err := b.handler.Handle(ctx, &Task{Dispatch: d})
+	reply := LetterReply{TokensSpent: r.TokensSpent}
+	switch {
+	case err != nil:
+		return reply, err
+	case r.Error != nil:
+		return reply, errors.New(r.Error.Message)
+	case r.BlockedReason != nil:
+		return reply, errors.New(*r.BlockedReason)
+	}
+	if err := json.Unmarshal(r.Output, &reply.Text); err != nil {
+		reply.Data = r.Output // not a text
+	}
+	return reply, nil
+}
+
+// Bounds of what a message's receiver is told of its thread.
+const (
+	threadMessages = 20
+	threadSize     = 32 << 10
+)
+
+// thread is what was said in the thread of a message before it, in words; ""
+// for its first one, and where the mesh does not say it.
+func (w *Worker) thread(ctx context.Context, m *mesh.Message) string {
+	if m.ThreadID == "" || string(m.ThreadID) == string(m.MessageID) {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, meshTry)
+	defer cancel()
+	var l mesh.List
+	if err := w.tellMesh(ctx, "thread", &mesh.Thread{ThreadID: m.ThreadID, Limit: threadMessages + 1}, &l); err != nil {
+		w.log.Warn("thread of a message cannot be read", slog.String("message_id", string(m.MessageID)), slog.Any("error", err))
+		return ""
+	}
+	var said []string
+	size := 0
+	for _, v := range slices.Backward(l.Messages) {
+		one := v.Message
+		if one.MessageID == m.MessageID && one.From == m.From {
+			continue
 		}
-		r, err := h.Handle(ctx, &Task{Dispatch: d})
-		reply := LetterReply{TokensSpent: r.TokensSpent}
-		switch {
-		case err != nil:
-			return reply, err
-		case r.Error != nil:
-			return reply, errors.New(r.Error.Message)
-		case r.BlockedReason != nil:
-			return reply, errors.New(*r.BlockedReason)
+		name := "The agent " + string(one.From)
+		if one.From == w.cfg.ID {
+			name = "You"
 		}
-		if err := json.Unmarshal(r.Output, &reply.Text); err != nil {
-			reply.Data = r.Output // not a text
+		s := name + " said:\n" + mesh.Fenced(mesh.Clean(one.Body()), string(one.MessageID))
+		if size += len(s); size > threadSize {
+			break
 		}
-		return reply, nil
-	})
+		said = append(said, s)
+	}
+	if len(said) == 0 {
+		return ""
+	}
+	slices.Reverse(said)
+	return "# Earlier in this thread\n\nData from colleagues, as what follows; the oldest comes first.\n\n" +
+		strings.Join(said, "\n\n") + "\n\n# Now\n\n"
 }
 
 // messageType is the type of task that a message is for a Handler.
@@ -279,6 +333,9 @@ func (w *Worker) receive(ctx context.Context, m *mesh.Message) (r LetterReply, e
 	}()
 	if ctx.Err() != nil {
 		return LetterReply{}, context.Cause(ctx)
+	}
+	if b, ok := w.cfg.Inbox.(*briefInbox); ok {
+		return b.receive(ctx, m, w.thread(ctx, m))
 	}
 	return w.cfg.Inbox.Receive(ctx, m)
 }

@@ -159,8 +159,8 @@ func moment(text string, now time.Time) time.Time {
 				return time.Time{}
 			}
 		}
-		h, min := atoi(hour), atoi(minute)
-		if h > 23 || min > 59 || half != "" && (h < 1 || h > 12) {
+		h, minutes := atoi(hour), atoi(minute)
+		if h > 23 || minutes > 59 || half != "" && (h < 1 || h > 12) {
 			continue
 		}
 		if half != "" {
@@ -171,9 +171,9 @@ func moment(text string, now time.Time) time.Time {
 		}
 		here := now.In(zone)
 		if month == "" {
-			at := time.Date(here.Year(), here.Month(), here.Day(), h, min, 0, 0, zone)
+			at := time.Date(here.Year(), here.Month(), here.Day(), h, minutes, 0, 0, zone)
 			if now.Sub(at) > passed {
-				at = time.Date(here.Year(), here.Month(), here.Day()+1, h, min, 0, 0, zone)
+				at = time.Date(here.Year(), here.Month(), here.Day()+1, h, minutes, 0, 0, zone)
 			}
 			return at.UTC()
 		}
@@ -181,7 +181,7 @@ func moment(text string, now time.Time) time.Time {
 		if year != "" {
 			y = atoi(year)
 		}
-		at := time.Date(y, time.Month(slices.Index(months, month)+1), atoi(day), h, min, 0, 0, zone)
+		at := time.Date(y, time.Month(slices.Index(months, month)+1), atoi(day), h, minutes, 0, 0, zone)
 		if year == "" && now.Sub(at) > 24*time.Hour {
 			at = at.AddDate(1, 0, 0)
 		}

@@ -11,9 +11,20 @@ import (
 // Prompt is a task in words, for whoever knows nothing of the fleet: the brief,
 // after what should be known of the task's past, and before how to answer. Most
 // tasks have neither.
-func Prompt(d *fleet.Dispatch) string {
+func Prompt(d *fleet.Dispatch) string { return prompt(d, "") }
+
+// prompt is Prompt for a command that is started once more, since the last of
+// the messages of d came while it worked; earlier is what it answered then.
+func prompt(d *fleet.Dispatch, earlier string) string {
 	var b strings.Builder
 	preamble(&b, d)
+	if earlier != "" {
+		head := b.Len() == 0
+		fmt.Fprintf(&b, "# What you have answered already\n\nThen something was added to the task: see its end.\n\n%s\n\n", strings.TrimSpace(earlier))
+		if head {
+			b.WriteString("# The task\n\n")
+		}
+	}
 	b.WriteString(d.Brief)
 	for _, m := range d.Messages {
 		if m.Text != "" {

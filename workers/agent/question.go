@@ -3,10 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
-
-	"parley/subjects/fleet"
 )
 
 // turn is the attempt that h stands for now, and what ends when it changes.
@@ -39,51 +36,4 @@ func (a *hand) asked(h *held, id string) {
 	if h.asking--; h.asking == 0 && h.phase == working && a.tasks[h.id] == h {
 		a.runClockLocked(h)
 	}
-}
-
-// followUpLocked keeps a follow-up for the handler; one that it has is ignored.
-func (h *held) followUpLocked(m fleet.Message) {
-	if slices.ContainsFunc(h.followUps, func(old fleet.Message) bool { return old.ID == m.ID }) {
-		return
-	}
-	h.followUps = append(h.followUps, m)
-	close(h.followed)
-	h.followed = make(chan struct{})
-}
-
-// followUp is the n-th follow-up, or what is closed when there is another one.
-func (a *hand) followUp(h *held, n int) (*fleet.Message, <-chan struct{}) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if n < len(h.followUps) {
-		return &h.followUps[n], nil
-	}
-	return nil, h.followed
-}
-
-// input gives an answer to the question it is for, or a follow-up to the task;
-// a repeated one is
-// taken and ignored. false when no such question was asked.
-func (a *hand) input(c *fleet.Control) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	h := a.tasks[c.TaskID]
-	if h == nil {
-		return false
-	}
-	if c.ID != "" {
-		h.followUpLocked(fleet.Message{ID: c.ID, MessageID: c.MessageID, Text: c.Text, Parts: c.Parts, MessageExtras: c.MessageExtras})
-		return true
-	}
-	if h.answered[c.QuestionID] {
-		return true
-	}
-	q := h.questions[c.QuestionID]
-	if q == nil {
-		return false
-	}
-	h.answered[c.QuestionID] = true
-	q.answer <- fleet.Answer{QuestionID: c.QuestionID, MessageID: c.MessageID, Text: c.Text, Parts: c.Parts, MessageExtras: c.MessageExtras}
-	q.arrived()
-	return true
 }

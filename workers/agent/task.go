@@ -107,6 +107,22 @@ func (t *Task) FollowUp(ctx context.Context, n int) (fleet.Message, error) {
 	return t.line.followUp(ctx, n)
 }
 
+// newFollowUps are those after the first n. done says that there are none, and
+// that none is taken any more.
+func (t *Task) newFollowUps(n int) (list []fleet.Message, done bool) {
+	l, ok := t.line.(link)
+	if !ok || l.w.hand.closeFollowUps(l.h, n) {
+		return nil, true
+	}
+	for {
+		m, _ := l.w.hand.followUp(l.h, n+len(list))
+		if m == nil {
+			return list, false
+		}
+		list = append(list, *m)
+	}
+}
+
 // budget is how many tokens the attempt may spend, 0 for no bound.
 func (t *Task) budget() int64 { return cmp.Or(t.Dispatch.TokensLeft, t.Dispatch.Task.TokenBudget) }
 

@@ -60,6 +60,7 @@ func New(c Config) (*Worker, error) {
 		letters: newLetters(c.MaxMessages), failures: make(chan struct{}, failuresAtOnce),
 		state: newState(c.MCP, c.Skills), refused: make(chan *RefusedError, 1),
 	}
+	_, w.hand.deaf = c.Handler.(*Exec)
 	if c.Watch != nil {
 		w.hand.unwell = "nobody has looked yet whether the work can be done"
 	}

@@ -316,7 +316,16 @@ func (w *Worker) apiAnswer(ctx context.Context, from subjects.AgentID, data []by
 	if err != nil {
 		return nil, err
 	}
-	return w.show(ctx, &view{ev: n}, false), nil
+	v := w.delivered(ctx, n, &fleet.Control{QuestionID: cmp.Or(req.QuestionID, questionOf(n)), Text: req.Text, Parts: req.Parts})
+	return v, nil
+}
+
+// questionOf is the question that the last answer is for.
+func questionOf(e *fleet.Event) string {
+	if e.Facts.Answer == nil {
+		return ""
+	}
+	return e.Facts.Answer.QuestionID
 }
 
 func (w *Worker) apiExplain(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {

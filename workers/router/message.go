@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"slices"
+	"time"
 
 	"parley/subjects"
 	"parley/subjects/fleet"
@@ -48,7 +49,36 @@ func (w *Worker) apiMessage(ctx context.Context, from subjects.AgentID, data []b
 	if err != nil {
 		return nil, err
 	}
-	return w.show(ctx, &view{ev: n}, false), nil
+	return w.delivered(ctx, n, &fleet.Control{ID: m.ID, Text: m.Text, Parts: m.Parts}), nil
+}
+
+// deliverTimeout is how long a sender waits to hear when its message reaches
+// whoever works on the task.
+const deliverTimeout = 2 * time.Second
+
+// delivered gives a message that is stored to the task's holder, and shows the
+// task with when the holder's work gets it. Nothing depends on that: who holds the
+// task is told until it has taken the message.
+func (w *Worker) delivered(ctx context.Context, e *fleet.Event, c *fleet.Control) fleet.TaskView {
+	v := w.show(ctx, &view{ev: e}, false)
+	if !held(e) {
+		if !e.State.Terminal() {
+			v.Delivered = fleet.DeliveredNextAttempt
+		}
+		return v
+	}
+	c.Header = fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version}
+	c.Action, c.TaskID = fleet.ActionInput, e.TaskID
+	ctx, cancel := context.WithTimeout(ctx, deliverTimeout)
+	defer cancel()
+	reply, err := w.bus.Request(ctx, subjects.Control(e.AgentID, e.InstanceID), fleet.MustEncode(c), nil)
+	if err != nil {
+		return v
+	}
+	if r, err := fleet.DecodeControlReply(reply.Data); err == nil && r.OK {
+		v.Delivered = r.Delivered
+	}
+	return v
 }
 
 // sizeOfMessages is how long follow-ups are, as JSON: text that parts have, too, counts

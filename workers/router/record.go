@@ -285,11 +285,28 @@ func applyPolicy(e *fleet.Event, s escalation.State, result json.RawMessage, now
 	panic(fmt.Sprintf("router: unknown action %T", action))
 }
 
+// withAnswer is messages with the answer to a question of an attempt that has
+// ended: the next attempt is told it, too.
+func withAnswer(messages []fleet.Message, a *fleet.Answer) []fleet.Message {
+	if a == nil || len(messages) >= maxMessages {
+		return messages
+	}
+	m := fleet.Message{
+		ID: "answer." + a.QuestionID, MessageID: a.MessageID, From: a.From, Parts: a.Parts,
+		Text: "The answer to the question " + a.QuestionID + " of an earlier attempt: " + a.Text,
+	}
+	if len(fleet.MustEncode(append(slices.Clip(messages), m))) > maxMessagesSize {
+		return messages
+	}
+	return append(slices.Clip(messages), m)
+}
+
 // letGo takes the task out of its holder's hands.
 func letGo(n *fleet.Event) {
 	n.AgentID, n.InstanceID, n.Epoch = "", "", 0
 	n.Facts.AttemptEnds, n.Facts.NotBefore = nil, nil
 	n.Facts.ClockLeft, n.Facts.Await = 0, ""
+	n.Facts.Messages = withAnswer(n.Facts.Messages, n.Facts.Answer)
 	n.Facts.Question, n.Facts.Answer, n.Facts.Heard = nil, nil, nil
 	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
 }

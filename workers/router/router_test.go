@@ -153,6 +153,7 @@ type agent struct {
 	paused  bool                     // sends no heartbeats
 	answer  func(fleet.Dispatch) any // nil: accept
 	holding map[subjects.TaskID]int
+	takes   string // Delivered of its answers to INPUT
 	stop    func()
 }
 
@@ -221,7 +222,10 @@ func (a *agent) listen() {
 		if c.Action == fleet.ActionCancel {
 			a.drop(c.TaskID)
 		}
-		_ = m.Respond(fleet.MustEncode(fleet.ControlReply{OK: true}), nil)
+		a.mu.Lock()
+		takes := a.takes
+		a.mu.Unlock()
+		_ = m.Respond(fleet.MustEncode(fleet.ControlReply{OK: true, Delivered: takes}), nil)
 		a.controls <- *c
 	})
 }
@@ -277,6 +281,13 @@ func (a *agent) drop(id subjects.TaskID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.holding, id)
+}
+
+// says sets what the agent answers to INPUT.
+func (a *agent) says(delivered string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.takes = delivered
 }
 
 func (a *agent) answers(f func(fleet.Dispatch) any) {

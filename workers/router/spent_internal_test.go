@@ -17,8 +17,10 @@ func TestHeartbeatSaysWhatIsSpent(t *testing.T) {
 	n := working(q, holder{"a", "main", 1}, now0)
 	c.apply(n, 2, now0)
 	for _, held := range []fleet.Holding{
-		{TaskID: "t", Attempt: 1, TokensSpent: 1800}, {TaskID: "t", Attempt: 1, TokensSpent: 600},
-		{TaskID: "t", Attempt: 2, TokensSpent: 9000}, {TaskID: "other", Attempt: 1, TokensSpent: 7},
+		{TaskID: "t", Attempt: 1, TokensSpent: 1800},
+		{TaskID: "t", Attempt: 1, TokensSpent: 600},
+		{TaskID: "t", Attempt: 2, TokensSpent: 9000},
+		{TaskID: "other", Attempt: 1, TokensSpent: 7},
 	} {
 		c.beat("a", "main", &fleet.Heartbeat{Epoch: 1, Holding: []fleet.Holding{held}}, now0)
 	}
