@@ -10,7 +10,7 @@ func TestNearest(t *testing.T) {
 	t.Parallel()
 	known := []string{"agent_id", "brief", "dependencies", "id", "priority", "token_budget"}
 	for name, want := range map[string]string{
-		"breif": "brief", "prioritty": "priority", "token_budgt": "token_budget", "depends_on": "dependencies",
+		"brieef": "brief", "prioritty": "priority", "token_budgt": "token_budget", "depends_on": "dependencies",
 		"agent": "agent_id", "di": "id", "cost": "", "": "", "x": "", "zebra": "",
 	} {
 		if got := subjects.Nearest(name, known); got != want {

@@ -14,8 +14,8 @@ func TestTasksAreFound(t *testing.T) {
 	t.Parallel()
 	s := liveFleet(t)
 	s.agent(t, "echo", "--driver", "echo", "--label", "zone=eu", "--max-parallel", "4")
-	id := strings.TrimSpace(s.run(t, "task", "send", "--wait", "-o", "json", "--run", "r1", "--type", "review", "-l", "zone=eu", "--session-budget", "0", "Look at the Parser.").stdout)
-	id = strings.TrimSpace(s.run(t, "task", "ls", "--text", "parser", "-o", "jsonl").stdout)
+	s.run(t, "task", "send", "--wait", "--run", "r1", "--type", "review", "-l", "zone=eu", "Look at the Parser.").check(t, 0, "", "done")
+	id := strings.TrimSpace(s.run(t, "task", "ls", "--text", "parser", "-o", "jsonl").stdout)
 	_, id, _ = strings.Cut(id, `"task_id":"`)
 	id, _, _ = strings.Cut(id, `"`)
 	if len(id) != 36 {

@@ -135,7 +135,7 @@ func (a *app) sameCommand(flags ...string) string {
 
 // httpTaken reports whether another process listens at the address of --http.
 func (a *app) httpTaken() bool {
-	l, err := net.Listen("tcp", a.conf.HTTP) //nolint:noctx // closed at once
+	l, err := net.Listen("tcp", a.conf.HTTP)
 	if err == nil {
 		_ = l.Close()
 	}

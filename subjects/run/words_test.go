@@ -113,7 +113,7 @@ func TestWordsOfNodes(t *testing.T) {
 		`{"id":"b","dependencies":["a"],"brief":"${a} ${a/x/0} $${HOME} $${item} $${b"}`:     "",
 		`{"id":"b","dependencies":["a"],"brief":"${a} ${HOME}"}`:                             "/agents/1/brief",
 		`{"id":"b","dependencies":["a"],"brief":"${item}"}`:                                  "/agents/1/brief",
-		`{"id":"b","breif":"x"}`:                                                             "/agents/1/breif",
+		`{"id":"b","brieef":"x"}`:                                                            "/agents/1/brieef",
 		`{"id":"b","depends_on":["a"]}`:                                                      "/agents/1/depends_on",
 		`{"id":"b","requirements":{"required_mpc":["a"]}}`:                                   "/agents/1/requirements/required_mpc",
 		`{"id":"b","fan_out":{"items":[],"concurency":1}}`:                                   "/agents/1/fan_out/concurency",
@@ -134,7 +134,7 @@ func TestWordsOfNodes(t *testing.T) {
 // of a later version may have more members.
 func TestUnknownMembers(t *testing.T) {
 	t.Parallel()
-	_, err := run.Read([]byte("agnts:\n  - {id: a, breif: x}\n"))
+	_, err := run.Read([]byte("agnts:\n  - {id: a, brieef: x}\n"))
 	if e := subjects.AsError(err); e == nil || e.Pointer != "/agnts" || e.Remedy != "did you mean agents?" {
 		t.Errorf("agnts: %+v", e)
 	}

@@ -105,8 +105,6 @@ var scenarios = []scenario{
 	{name: "key of a refused one", want: "done", act: asksForTwo, points: []string{"after_key_back"}, left: keeps("FLEET_IDEM")},
 	{name: "spending", want: "done", act: spends, points: []string{"after_charge"}, left: keeps("FLEET_LEDGER", "session."+spender+".t.1=7")},
 	{name: "rest", want: "done", act: plays(play(step{Do: doLimited}, step{Do: doDone})), points: []string{"after_cool"}, left: rests},
-	{name: "progress", want: "done", act: tellsProgress, points: []string{"after_progress"}},
-	{name: "forget", want: "done", act: forgets, points: []string{"after_retire"}, left: retires},
 	{name: "drain", want: "done", act: drains, points: []string{"after_drain", "after_drain:2"}, left: keeps("FLEET_AGENTS")},
 	{
 		name: "raw", want: "done", act: drops(`{"task":{"task_id":"t"},"brief":"do it"}`),
@@ -137,9 +135,9 @@ func TestCrashPoints(t *testing.T) {
 		}
 	}
 	// TestWebhookCrash, TestEscalation, TestScheduleCrash, TestRunCrash, TestContextCrash, TestMeshCrash, TestPushCrash, TestA2ECrash,
-	// TestHousekeepingCrash, TestSessionCrash, TestSilenceCrash, TestCalloutCrash
+	// TestHousekeepingCrash, TestSessionCrash, TestSilenceCrash, TestCalloutCrash, TestRegistryCrash
 	for _, p := range slices.Concat(webhookPoints, poisonPoints, escalationPoints, schedulePoints, runPoints, appendPoints, auditPoints, meshPoints,
-		pushPoints, a2ePoints, housePoints, sessionPoints, silencePoints, calloutPoints) {
+		pushPoints, a2ePoints, housePoints, sessionPoints, silencePoints, calloutPoints, registryPoints) {
 		name, _, _ := strings.Cut(p, ":")
 		swept[name] = true
 	}
@@ -433,30 +431,6 @@ func drains(ctx context.Context, s *stage) error {
 	}
 	_, err = operator.Call(ctx, "agent", "resume", map[string]string{"agent_id": "a"})
 	return err
-}
-
-// tellsProgress has a line of progress stored, and a task done.
-func tellsProgress(ctx context.Context, s *stage) error {
-	if err := s.nc.Publish("fleet.progress.a."+theTask, []byte(`{"text":"half of it"}`)); err != nil {
-		return err
-	}
-	return plays(play(step{Do: doDone, MS: 3000}))(ctx, s)
-}
-
-// forgets has an agent forgotten that nobody has heard of, and a task done.
-func forgets(ctx context.Context, s *stage) error {
-	if _, err := (boss{NC: s.nc, Name: "operator"}).Call(ctx, "agent", "forget", map[string]string{"agent_id": "ghost"}); err != nil {
-		return err
-	}
-	return plays(play(step{Do: doDone}))(ctx, s)
-}
-
-// retires checks that it is stored that the agent is gone.
-func retires(t *testing.T, s *stage) {
-	t.Helper()
-	if has := s.kept(t, "FLEET_AGENTS"); len(has) != 1 || !strings.HasPrefix(has[0], "retired.ghost=") {
-		t.Errorf("FLEET_AGENTS has %v, want that ghost is gone", has)
-	}
 }
 
 // rests checks that an agent that asked for a rest has it, by what is stored.

@@ -45,9 +45,9 @@ func TestTaskLogs(t *testing.T) {
 	tell("codex", "t1", "the last")
 	ask := func(from subjects.AgentID, after uint64) (fleet.TaskLogsReply, error) {
 		t.Helper()
-		m, err := b.Request(t.Context(), subjects.API(from, "task", "logs"), fleet.MustEncode(&fleet.TaskLogs{TaskID: "t1", AfterSeq: after}), nil)
-		if err != nil {
-			t.Fatal(err)
+		m, rerr := b.Request(t.Context(), subjects.API(from, "task", "logs"), fleet.MustEncode(&fleet.TaskLogs{TaskID: "t1", AfterSeq: after}), nil)
+		if rerr != nil {
+			t.Fatal(rerr)
 		}
 		return fleet.DecodeReply[fleet.TaskLogsReply](m.Data)
 	}

@@ -200,9 +200,9 @@ func TestForget(t *testing.T) {
 	store(t, b, subjects.Announce("claude", "one"), announcement(1))
 	next(t, told, fleet.AgentLive)
 	forget := func(by subjects.AgentID) (fleet.AgentForgotten, error) {
-		m, err := b.Request(t.Context(), subjects.API(by, "agent", "forget"), []byte(`{"agent_id":"claude","reason":"sold"}`), nil)
-		if err != nil {
-			t.Fatal(err)
+		m, rerr := b.Request(t.Context(), subjects.API(by, "agent", "forget"), []byte(`{"agent_id":"claude","reason":"sold"}`), nil)
+		if rerr != nil {
+			t.Fatal(rerr)
 		}
 		return fleet.DecodeReply[fleet.AgentForgotten](m.Data)
 	}
