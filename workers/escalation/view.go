@@ -150,7 +150,7 @@ func (w *Worker) onEntry(e bus.Entry) {
 			if g := v.groups[id]; g != nil {
 				g.alert, g.rev, g.dirty = fleet.Alert{}, e.Revision, true
 			}
-		} else if err = json.Unmarshal(e.Value, &a); err == nil && (a.State == "" || a.AlertID != "" && a.AlertID != id) {
+		} else if err = json.Unmarshal(e.Value, &a); err == nil && (a.State == "" || !strings.HasPrefix(a.AlertID, id)) {
 			err = subjects.Misplaced("alert")
 		} else if err == nil {
 			v.putAlert(id, a, e.Revision)
