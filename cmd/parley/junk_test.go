@@ -54,10 +54,14 @@ func junkShapes() []string {
 func junkHeaders() []bus.Header {
 	return []bus.Header{
 		nil,
-		{"KV-Operation": {"DEL"}}, {"KV-Operation": {"NONE"}}, {"Nats-Marker-Reason": {"MaxAge"}},
+		{"KV-Operation": {"DEL"}},
+		{"KV-Operation": {"NONE"}},
+		{"Nats-Marker-Reason": {"MaxAge"}},
 		{subjects.HeaderKind: {"outcome"}, subjects.HeaderSession: {"a2a-20251122T120000Z-7f3a9c21"}, subjects.HeaderLevel: {"3"}},
 		{subjects.HeaderKind: {"\xff"}, subjects.HeaderLevel: {"x"}, subjects.HeaderWriteID: {"w"}, subjects.HeaderTask: {"t 1"}},
-		{subjects.HeaderLevel: {"0"}}, {subjects.HeaderLevel: {"300"}}, {"Nats-Msg-Id": {"m"}, "Fleet-Trace": {""}},
+		{subjects.HeaderLevel: {"0"}},
+		{subjects.HeaderLevel: {"300"}},
+		{"Nats-Msg-Id": {"m"}, "Fleet-Trace": {""}},
 	}
 }
 
@@ -67,8 +71,7 @@ func junkSubjects(t *testing.T, pattern string) []string {
 	t.Helper()
 	root, name, _ := strings.Cut(strings.TrimSuffix(pattern, ".>"), ".")
 	keys := junkKeys()
-	switch {
-	case root == "$KV" || root == "$O":
+	if root == "$KV" || root == "$O" {
 		name, _, _ = strings.Cut(name, ".")
 		if keys[name] == nil {
 			t.Errorf("the bucket %s has no junk in this test", name)

@@ -324,5 +324,4 @@ func (l *lowWater) mark() uint64 {
 }
 
 func attrErr(err error) slog.Attr   { return slog.Any("error", err) }
-func attrKey(key string) slog.Attr  { return slog.String("key", key) }
 func attrAlert(id string) slog.Attr { return slog.String("alert_id", id) }
