@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strconv"
 
 	"parley/subjects"
@@ -23,7 +22,7 @@ func (b *Bus) Position(ctx context.Context, worker, stream string) (uint64, erro
 	}
 	seq, err := strconv.ParseUint(string(e.Value), 10, 64)
 	if err != nil {
-		b.log.Warn("position ignored, beginning at the first message", slog.String("worker", worker), slog.Any("error", err))
+		b.scratch().Skip(e, err) // and begin at the first message
 		return 0, nil
 	}
 	state, err := b.StateFrom(ctx, stream, seq)

@@ -34,6 +34,17 @@ func (l *lockedLog) count(text string) int {
 	return strings.Count(l.b.String(), text)
 }
 
+// loggedBus is a connection with a log.
+func loggedBus(t *testing.T, url string, log *lockedLog) *bus.Bus {
+	t.Helper()
+	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Log: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
 // What cannot be read is counted once per stored message, logged once per
 // place, and told by every service of the process.
 func TestSkip(t *testing.T) {
@@ -41,11 +52,7 @@ func TestSkip(t *testing.T) {
 	log := &lockedLog{}
 	s := bustest.New(t)
 	s.Bus(t)
-	b, err := bus.Connect(t.Context(), bus.Config{URL: s.URL(), Log: slog.New(slog.NewTextHandler(log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Close)
+	b := loggedBus(t, s.URL(), log)
 	bad := errors.New("no block " + strings.Repeat("x", 1000))
 	for range 2 { // two workers read it
 		for seq := range uint64(3) {

@@ -117,6 +117,12 @@ func CodeOf(err error) Code {
 	return CodeInternal
 }
 
+// Misplaced is why a message is not taken that says it is of another thing than
+// its subject, or its key, says.
+func Misplaced(what string) *Error {
+	return Errorf(CodeInvalidMessage, "it is of another %s than where it is kept", what)
+}
+
 // AsError returns err as an *Error. One that is not ours becomes CodeInternal
 // with its text kept for the log only.
 func AsError(err error) *Error {

@@ -189,20 +189,19 @@ func foreign(list []bus.ServiceInfo, err error, now time.Time) finding {
 	if len(most) == 0 {
 		return finding{Check: check, OK: true, Found: "every message can be read"}
 	}
-	var bad []string
+	var bad, then []string
 	const keepOut = "docs/guide/security.md  keeps out whoever sends them"
-	then := ""
 	for _, place := range slices.Sorted(maps.Keys(most)) {
 		s := most[place]
-		where, see := "on "+s.Subject, fmt.Sprintf("nats sub '%s.>'  shows what else comes; ", place)
+		where, see := "on "+s.Subject, fmt.Sprintf("nats sub '%s.>'  shows what else comes", place)
 		if s.Seq != 0 {
 			where = fmt.Sprintf("message %d %s", s.Seq, where)
-			see = fmt.Sprintf("nats stream get %s %d  shows it,  nats stream rmm %s %d  removes it; ", place, s.Seq, place, s.Seq)
+			see = fmt.Sprintf("nats stream get %s %d  shows it,  nats stream rmm %s %d  removes it", place, s.Seq, place, s.Seq)
 		}
-		then += see
+		then = append(then, see)
 		bad = append(bad, fmt.Sprintf("%s: %d skipped, the first is %s: %s", place, s.Count, where, oneLine(s.Reason)))
 	}
-	return finding{Check: check, Found: strings.Join(bad, "; "), Then: then + keepOut}
+	return finding{Check: check, Found: strings.Join(bad, "; "), Then: strings.Join(append(then, keepOut), "; ")}
 }
 
 // newestBlocks is how many blocks of the audit are checked.

@@ -220,3 +220,20 @@ func FuzzDecodeRequest(f *testing.F) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// FuzzDecodeRecord: what is in the stream of contexts is a version that can be
+// written again, and folded, or refused.
+func FuzzDecodeRecord(f *testing.F) {
+	f.Add([]byte(`{"session_id":"a2a-20251122T120000Z-7f3a9c21","version":1,"entry":{"agent_id":"a","status":"completed","output":"x"}}`))
+	f.Add([]byte(`{"version":18446744073709551615,"shared_data":{"":null}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := handshake.DecodeRecord(data)
+		if err != nil {
+			return
+		}
+		_ = handshake.Fold(r.SessionID, []handshake.Record{*r, *r})
+		if _, err := handshake.DecodeRecord(fleet.MustEncode(r)); err != nil {
+			t.Fatalf("%s is not read again: %v", fleet.MustEncode(r), err)
+		}
+	})
+}

@@ -112,3 +112,19 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// FuzzDecodeRecord: what is in the stream of runs is a record that can be written
+// again, or refused.
+func FuzzDecodeRecord(f *testing.F) {
+	f.Add([]byte(`{"run_id":"r","from":"boss","state":"running","definition":{"agents":[{"id":"a","brief":"x"}]},"nodes":{"a":{"state":"dispatched"}}}`))
+	f.Add([]byte(`{"nodes":{"":null}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := run.DecodeRecord(data)
+		if err != nil {
+			return
+		}
+		if _, err := run.DecodeRecord(fleet.MustEncode(r)); err != nil {
+			t.Fatalf("%s is not read again: %v", fleet.MustEncode(r), err)
+		}
+	})
+}

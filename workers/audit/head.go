@@ -28,12 +28,12 @@ func (c *chain) load(ctx context.Context) error {
 	}
 	err = c.entries(ctx, c.seq+1, func(m bus.Msg) {
 		c.seq = m.Seq
-		b, err := audit.Decode(m.Data)
-		if err == nil {
-			err = audit.Check(c.head, b)
+		b, bad := audit.Decode(m.Data)
+		if bad == nil {
+			bad = audit.Check(c.head, b)
 		}
-		if err != nil {
-			c.b.Skip(m, err)
+		if bad != nil {
+			c.b.Skip(m, bad)
 			return
 		}
 		c.head = b

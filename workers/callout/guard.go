@@ -70,13 +70,15 @@ func (i *Identities) stored(m bus.Msg) error {
 	if !ok {
 		return nil
 	}
+	if !subjects.ValidToken(string(author)) { // the store could not be asked about it, ever
+		err := subjects.Errorf(subjects.CodeInvalidID, "the subject is of no agent")
+		i.bus.Skip(m, err)
+		return err
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTry)
 	defer cancel()
 	var err error
-	if !subjects.ValidToken(string(author)) { // the store could not be asked about it, ever
-		err = subjects.Errorf(subjects.CodeInvalidID, "the subject is of no agent")
-	}
-	if err == nil && i.terms.Signed {
+	if i.terms.Signed {
 		err = i.message(ctx, author, m, ofStream)
 	}
 	if err == nil && m.Stream == subjects.StreamAnnounce {

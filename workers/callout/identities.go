@@ -106,7 +106,7 @@ func (i *Identities) take(e bus.Entry) {
 	k, err := i.open(id, e)
 	if err != nil {
 		// Whoever it is, is not known: no key of theirs counts.
-		i.log.Error("identity cannot be used", slog.String("agent_id", name), slog.Any("error", err))
+		i.kv.Skip(e, err)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()

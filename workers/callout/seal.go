@@ -76,6 +76,14 @@ func sharedKey(ctx context.Context, b *bus.Bus) (string, error) {
 		return "", err
 	}
 	e, err := kv.Get(ctx, sealKey)
+	if err == nil && len(e.Value) < MinSealKey { // what it has sealed cannot be opened any more
+		kv.Skip(e, errors.New("no key that seals; identities need new keys: parley identity rotate"))
+		_, err = kv.Update(ctx, sealKey, []byte(fresh), e.Revision)
+		e.Value = []byte(fresh)
+		if errors.Is(err, bus.ErrConflict) { // another process was faster
+			e, err = kv.Get(ctx, sealKey)
+		}
+	}
 	return string(e.Value), err
 }
 

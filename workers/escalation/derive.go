@@ -48,6 +48,10 @@ func (w *Worker) derive(ctx context.Context) error {
 		Stream: subjects.StreamTasks, StartSeq: start, HeadersOnly: true,
 		Handle: func(m bus.Msg) {
 			level := m.Header.Get(subjects.HeaderLevel)
+			if level != "" && !isLevel(level) {
+				w.bus.Skip(m, subjects.Errorf(subjects.CodeInvalidMessage, "there is no such level of escalation"))
+				level = ""
+			}
 			if level == "" {
 				low.passed(m.Seq)
 				return
@@ -81,6 +85,10 @@ func (w *Worker) derive(ctx context.Context) error {
 		},
 	})
 }
+
+// isLevel reports whether a header is a level of escalation, 0 for the end of a
+// wait.
+func isLevel(s string) bool { return len(s) == 1 && s[0] >= '0' && s[0] <= '3' }
 
 // turns has the records of one task that are in hand done one after the other:
 // an escalation whose successor is there already counts as kept.
@@ -139,8 +147,11 @@ func (w *Worker) deriveOne(ctx context.Context, m bus.Msg, level string) error {
 		return err
 	}
 	e, err := fleet.DecodeEvent(full.Data)
+	if err == nil && subjects.Task(e.TaskID) != full.Subject {
+		err = subjects.Misplaced("task")
+	}
 	if err != nil {
-		w.log.Error("decode a record", slog.String("task_id", taskOf(m)), slog.Uint64("seq", m.Seq), attrErr(err))
+		w.bus.Skip(full, err)
 		return nil
 	}
 	if level == "0" {
@@ -313,5 +324,4 @@ func (l *lowWater) mark() uint64 {
 }
 
 func attrErr(err error) slog.Attr   { return slog.Any("error", err) }
-func attrKey(key string) slog.Attr  { return slog.String("key", key) }
 func attrAlert(id string) slog.Attr { return slog.String("alert_id", id) }

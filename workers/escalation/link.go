@@ -54,6 +54,13 @@ func (w *Worker) makeKey(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the key of links: %w", err)
 	}
+	if len(e.Value) != len(fresh) { // nobody of us made it, and links of before do not count any more
+		w.kv.Skip(e, errors.New("not the key that signs links"))
+		if _, err := w.kv.Update(ctx, secretKey, fresh, e.Revision); err != nil && !errors.Is(err, bus.ErrConflict) {
+			return fmt.Errorf("keep the key of links: %w", err)
+		}
+		return w.makeKey(ctx)
+	}
 	w.key.Store(&e.Value)
 	return nil
 }

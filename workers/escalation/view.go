@@ -137,7 +137,10 @@ func (w *Worker) onEntry(e bus.Entry) {
 		v.drop(subjects.TaskID(id))
 	case ok:
 		var m waiting
-		if err = json.Unmarshal(e.Value, &m); err == nil {
+		if err = json.Unmarshal(e.Value, &m); err == nil && (string(m.Task.TaskID) != id || m.Group == "") {
+			err = subjects.Misplaced("task")
+		}
+		if err == nil {
 			m.rev = e.Revision
 			v.put(&m)
 		}
@@ -148,7 +151,9 @@ func (w *Worker) onEntry(e bus.Entry) {
 			if g := v.groups[id]; g != nil {
 				g.alert, g.rev, g.dirty = fleet.Alert{}, e.Revision, true
 			}
-		} else if err = json.Unmarshal(e.Value, &a); err == nil {
+		} else if err = json.Unmarshal(e.Value, &a); err == nil && (a.State == "" || !strings.HasPrefix(a.AlertID, id)) {
+			err = subjects.Misplaced("alert")
+		} else if err == nil {
 			v.putAlert(id, a, e.Revision)
 		}
 	case strings.HasPrefix(e.Key, silenceKey):
@@ -156,13 +161,15 @@ func (w *Worker) onEntry(e bus.Entry) {
 		var s fleet.Silence
 		if e.Deleted {
 			delete(v.silences, id)
-		} else if err = json.Unmarshal(e.Value, &s); err == nil {
+		} else if err = json.Unmarshal(e.Value, &s); err == nil && s.SilenceID != id {
+			err = subjects.Misplaced("silence")
+		} else if err == nil {
 			v.silences[id] = s
 		}
 		v.stirAll()
 	}
 	if err != nil {
-		w.log.Warn("decode an entry", attrKey(e.Key), attrErr(err))
+		w.kv.Skip(e, err)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -23,7 +22,7 @@ const maxWaiting = 64
 // feed is what one replica hears of all tasks: a single tail of the records,
 // handed on in memory to whoever watches a task, and the index of ListTasks.
 type feed struct {
-	log      *slog.Logger
+	skip     func(bus.Msg, error) // what cannot be read
 	maxEnded int
 	heardOf  func(id subjects.TaskID, seq uint64) // called for every record of a task; seq is 0 where it was not read
 
@@ -37,9 +36,9 @@ type feed struct {
 // where nobody says otherwise.
 const maxEnded = 1_000_000
 
-func newFeed(log *slog.Logger) *feed {
+func newFeed(skip func(bus.Msg, error)) *feed {
 	return &feed{
-		log: log, maxEnded: maxEnded, heardOf: func(subjects.TaskID, uint64) {},
+		skip: skip, maxEnded: maxEnded, heardOf: func(subjects.TaskID, uint64) {},
 		heard: make(map[subjects.TaskID][]*watch), index: make(map[subjects.TaskID]*listed),
 	}
 }
@@ -72,8 +71,11 @@ func (f *feed) record(m bus.Msg) {
 		return // not of A2A, and nobody looks
 	}
 	ev, err := fleet.DecodeEvent(m.Data)
+	if err == nil && ev.TaskID != id {
+		err = subjects.Misplaced("task")
+	}
 	if err != nil {
-		f.log.Warn("record ignored", slog.String("task_id", string(id)), slog.Any("error", err))
+		f.skip(m, err)
 		return
 	}
 	seq = ev.Seq

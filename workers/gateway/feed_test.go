@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"log/slog"
 	"maps"
 	"slices"
 	"testing"
@@ -18,7 +17,7 @@ import (
 // no sooner.
 func TestIndexForgets(t *testing.T) {
 	t.Parallel()
-	f := newFeed(slog.New(slog.NewTextHandler(t.Output(), nil)))
+	f := newFeed(func(bus.Msg, error) {})
 	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	record := func(id subjects.TaskID, state fleet.State, at time.Time, deadline time.Duration) {
 		kind := fleet.KindOutcome

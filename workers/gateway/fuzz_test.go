@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
+
+	"parley/bus"
 )
 
 // door is a gateway whose operations check what they are asked, and do nothing:
@@ -22,7 +24,7 @@ func door(tb testing.TB) *Worker {
 	tb.Helper()
 	w := &Worker{
 		cfg: Config{}.withDefaults(), log: slog.New(slog.DiscardHandler), auth: newAuthenticator(Auth{}), limits: newLimits(0),
-		feed: newFeed(slog.New(slog.DiscardHandler)),
+		feed: newFeed(func(bus.Msg, error) {}),
 	}
 	w.work, w.stop = context.WithCancel(tb.Context())
 	tb.Cleanup(w.stop)

@@ -3,7 +3,6 @@ package gateway
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -24,7 +23,7 @@ import (
 // TestPageOfMany: a page of many tasks costs the memory of a page. AllocsPerRun
 // takes no other test beside it.
 func TestPageOfMany(t *testing.T) {
-	f := newFeed(slog.New(slog.DiscardHandler))
+	f := newFeed(func(bus.Msg, error) {})
 	const all, size = 10_000, 50
 	var want []subjects.TaskID
 	for i := range all {
@@ -59,7 +58,7 @@ func TestPageOfMany(t *testing.T) {
 // TestEndedAreBounded: of the tasks that have ended, ListTasks knows the latest.
 func TestEndedAreBounded(t *testing.T) {
 	t.Parallel()
-	f := newFeed(slog.New(slog.DiscardHandler))
+	f := newFeed(func(bus.Msg, error) {})
 	f.maxEnded = 3
 	began := time.Now()
 	for i, state := range []fleet.State{fleet.StateWorking, fleet.StateDone, fleet.StateError, fleet.StateDone, fleet.StateCanceled, fleet.StateWorking, fleet.StateDone} {

@@ -134,11 +134,22 @@ func (p *pusher) onEntry(e bus.Entry) {
 		return
 	}
 	k := kept{rev: e.Revision}
-	if err := json.Unmarshal(e.Value, &k.pushConfig); err != nil {
-		p.w.log.Warn("push config ignored", slog.String("key", e.Key), slog.Any("error", err))
+	if err := k.read(e); err != nil {
+		p.kv.Skip(e, err)
 		return
 	}
 	p.learn(e.Key, k)
+}
+
+// read reads an entry of the bucket.
+func (k *kept) read(e bus.Entry) error {
+	if err := json.Unmarshal(e.Value, &k.pushConfig); err != nil {
+		return err
+	}
+	if task, _, _ := strings.Cut(e.Key, "."); string(k.TaskID) != task {
+		return subjects.Misplaced("task")
+	}
+	return nil
 }
 
 // learn needs the lock. A config that is new, or took the place of another one, may
@@ -253,8 +264,9 @@ func (p *pusher) stored(ctx context.Context, task subjects.TaskID) (map[string]k
 	all := make(map[string]kept)
 	for _, e := range entries {
 		k := kept{rev: e.Revision}
-		if err := json.Unmarshal(e.Value, &k.pushConfig); err != nil {
-			return nil, err
+		if err := k.read(e); err != nil {
+			p.kv.Skip(e, err)
+			continue
 		}
 		all[e.Key] = k
 	}

@@ -137,7 +137,7 @@ func New(cfg Config) (*Worker, error) {
 			return nil, fmt.Errorf("gateway: the key of the cards: %w", err)
 		}
 	}
-	w.feed = newFeed(w.log)
+	w.feed = newFeed(cfg.Bus.Skip)
 	w.feed.maxEnded = cmp.Or(cfg.KeepEnded, maxEnded)
 	if cfg.Push {
 		w.push = newPusher(w)

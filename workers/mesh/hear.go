@@ -52,6 +52,9 @@ func (w *Worker) onHeartbeat(m bus.Msg) {
 func (w *Worker) onMeshBeat(m bus.Msg) {
 	vars, ok := subjects.Tokens(subjects.MeshHeartbeatPattern, m.Subject)
 	hb, err := fleet.DecodeRequest[fleet.RouterHeartbeat](m.Data)
+	if err != nil {
+		w.cfg.Bus.Skip(m, err)
+	}
 	if !ok || err != nil {
 		return
 	}
@@ -78,6 +81,9 @@ func (w *Worker) onMessage(m bus.Msg) {
 		return
 	}
 	msg, err := mesh.DecodeMessage(m.Data)
+	if err != nil { // its sender is told, once it is a message of somebody
+		w.cfg.Bus.Skip(m, err)
+	}
 	to, from := subjects.AgentID(vars[0]), subjects.AgentID(vars[1])
 	var e *entry
 	w.with(func(c *core, _ time.Time) {
@@ -100,12 +106,12 @@ func (w *Worker) onMessage(m bus.Msg) {
 func (w *Worker) onRecord(m bus.Msg) {
 	a, err := mesh.DecodeAck(m.Data)
 	vars, ok := subjects.Tokens(subjects.MeshStatePattern, m.Subject)
-	if err != nil || !ok {
-		w.log.Error("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", err))
-		return
+	if err == nil && (!ok || string(a.From) != vars[0] || string(a.MessageID) != vars[1]) {
+		err = subjects.Misplaced("message")
 	}
-	if string(a.From) != vars[0] {
-		return // no mesh worker wrote it
+	if err != nil {
+		w.cfg.Bus.Skip(m, err)
+		return
 	}
 	w.heard(a, m.Seq)
 }

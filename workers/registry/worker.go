@@ -121,7 +121,7 @@ func (w *Worker) Run(ctx context.Context) error {
 				caughtUp <- struct{}{}
 				return
 			}
-			w.onEntry(e)
+			w.onEntry(agents, e)
 		})
 	})
 	for range cap(caughtUp) {
@@ -300,7 +300,7 @@ func (w *Worker) onAnnounce(m bus.Msg) {
 		err = subjects.Errorf(subjects.CodeForbidden, "it announces %s/%s", a.Worker.AgentID, a.Instance()).At("/worker")
 	}
 	if err != nil {
-		w.log.Warn("announce ignored", slog.String("agent_id", string(k.agent)), slog.String("instance_id", string(k.instance)), slog.Any("error", err))
+		w.cfg.Bus.Skip(m, err)
 		w.tellRefused(k, m, err)
 		return
 	}
@@ -348,7 +348,7 @@ func (w *Worker) onHeartbeat(m bus.Msg) {
 	}
 	h, err := fleet.DecodeHeartbeat(m.Data)
 	if err != nil {
-		w.log.Debug("heartbeat ignored", slog.String("agent_id", string(k.agent)), slog.String("instance_id", string(k.instance)), slog.Any("error", err))
+		w.cfg.Bus.Skip(m, err)
 		return
 	}
 	w.with(func(v *view, now time.Time) []fleet.AgentEvent { return v.heard(k, h, now) })
@@ -361,7 +361,8 @@ func (w *Worker) onEvent(m bus.Msg) {
 	}
 	e, err := fleet.DecodeAgentEvent(m.Data)
 	if err != nil {
-		return // not of a registry
+		w.cfg.Bus.Skip(m, err)
+		return
 	}
 	w.mu.Lock()
 	w.view.told(k, e)
@@ -369,11 +370,11 @@ func (w *Worker) onEvent(m bus.Msg) {
 }
 
 // onEntry takes a change in the agents' bucket.
-func (w *Worker) onEntry(e bus.Entry) {
+func (w *Worker) onEntry(agents *bus.KV, e bus.Entry) {
 	if name, ok := strings.CutPrefix(e.Key, fleet.DrainKeyPrefix); ok {
 		d, err := entry[fleet.AgentDrained](e)
 		if err != nil {
-			w.log.Warn("entry ignored", slog.String("key", e.Key), slog.Any("error", err))
+			agents.Skip(e, err)
 			return
 		}
 		w.with(func(v *view, now time.Time) []fleet.AgentEvent { return v.drain(subjects.AgentID(name), d, now) })
@@ -391,7 +392,7 @@ func (w *Worker) onEntry(e bus.Entry) {
 	if name, ok := strings.CutPrefix(e.Key, fleet.CoolKeyPrefix); ok {
 		c, err := entry[fleet.AgentCooling](e)
 		if err != nil {
-			w.log.Warn("entry ignored", slog.String("key", e.Key), slog.Any("error", err))
+			agents.Skip(e, err)
 			return
 		}
 		w.mu.Lock()

@@ -21,7 +21,7 @@ func (w *Worker) onDrive(e bus.Entry) {
 	if agent, ok := strings.CutPrefix(e.Key, fleet.DrainKeyPrefix); ok {
 		d, err := fleet.DecodeRequest[fleet.AgentDrained](e.Value)
 		if err != nil {
-			w.log.Warn("decode an agent's drain", slog.String("agent_id", agent), slog.Any("error", err))
+			w.drive.Skip(e, err)
 			return
 		}
 		w.with(func(c *core, now time.Time) {
@@ -45,7 +45,7 @@ func (w *Worker) onDrive(e bus.Entry) {
 	if agent, ok := strings.CutPrefix(e.Key, fleet.CoolKeyPrefix); ok {
 		d, err := fleet.DecodeRequest[fleet.AgentCooling](e.Value)
 		if err != nil {
-			w.log.Warn("decode an agent's cool-down", slog.String("agent_id", agent), slog.Any("error", err))
+			w.drive.Skip(e, err)
 			return
 		}
 		w.with(func(c *core, now time.Time) {
@@ -248,7 +248,7 @@ func (w *Worker) onAnnounce(m bus.Msg) {
 		err = subjects.Errorf(subjects.CodeForbidden, "it announces %s/%s", a.Worker.AgentID, a.Instance()).At("/worker")
 	}
 	if err != nil {
-		w.log.Warn("refuse an announce", slog.String("subject", m.Subject), slog.Any("error", err))
+		w.bus.Skip(m, err)
 		return
 	}
 	w.with(func(c *core, now time.Time) { c.announce(a, m.Time, now) })
@@ -265,7 +265,7 @@ func (w *Worker) onHeartbeat(m bus.Msg) {
 	}
 	hb, err := fleet.DecodeHeartbeat(m.Data)
 	if err != nil {
-		w.log.Warn("refuse a heartbeat", slog.String("subject", m.Subject), slog.Any("error", err))
+		w.bus.Skip(m, err)
 		return
 	}
 	var rival int64
@@ -280,6 +280,9 @@ func (w *Worker) onHeartbeat(m bus.Msg) {
 
 func (w *Worker) onRouterBeat(id subjects.InstanceID, m bus.Msg) {
 	hb, err := fleet.DecodeRequest[fleet.RouterHeartbeat](m.Data)
+	if err != nil {
+		w.bus.Skip(m, err)
+	}
 	if err != nil || id == w.cfg.ID {
 		return
 	}

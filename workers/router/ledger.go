@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -16,6 +15,7 @@ import (
 	"parley/bus/crash"
 	"parley/bus/plant"
 	"parley/escalation"
+	"parley/subjects"
 	"parley/subjects/fleet"
 )
 
@@ -113,30 +113,33 @@ func attemptOf(e *fleet.Event, c claim) int {
 	return 0
 }
 
-// take counts what the watch tells of.
-func (l *ledger) take(e bus.Entry, log *slog.Logger) {
+// take counts what the watch tells of; the error says that nobody can read it.
+func (l *ledger) take(e bus.Entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, own := l.own[e.Revision]
 	delete(l.own, e.Revision)
 	if e.Revision <= l.last {
-		return
+		return nil
 	}
 	l.last = e.Revision
 	if own || e.Deleted {
-		return
+		return nil
 	}
 	kind, rest, _ := strings.Cut(e.Key, ".")
 	id, _, ok := strings.Cut(rest, ".")
 	tokens, err := strconv.ParseInt(string(e.Value), 10, 64)
-	if err != nil || !ok {
-		log.Warn("read the ledger", slog.String("key", e.Key), slog.Any("error", err))
-		return
+	if err == nil && (!ok || tokens <= 0) {
+		err = subjects.Errorf(subjects.CodeInvalidMessage, "no tokens of an attempt")
+	}
+	if err != nil {
+		return err
 	}
 	if plant.Bug("charged_twice") {
 		tokens *= 2
 	}
 	l.addLocked(kind+"."+id, tokens, e.Time)
+	return nil
 }
 
 // ceilings are the budgets that e shares with other tasks.

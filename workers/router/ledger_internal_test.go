@@ -1,7 +1,6 @@
 package router
 
 import (
-	"log/slog"
 	"testing"
 	"time"
 
@@ -26,7 +25,7 @@ func TestLedgerCountsOnce(t *testing.T) {
 		{"not a number", bus.Entry{Key: "session.s.v.1", Revision: 8, Value: []byte("x")}, 17},
 		{"another session's", bus.Entry{Key: "session.z.v.1", Revision: 9, Value: []byte("3")}, 17},
 	} {
-		l.take(tt.entry, slog.New(slog.DiscardHandler))
+		l.take(tt.entry)
 		if got := l.spent["session.s"].tokens; got != tt.want {
 			t.Errorf("after %s: %d tokens, want %d", tt.name, got, tt.want)
 		}
@@ -42,7 +41,7 @@ func TestLedgerForgets(t *testing.T) {
 	t.Parallel()
 	l := &ledger{spent: make(map[string]spending), own: make(map[uint64]struct{})}
 	spend := func(rev uint64, session string, at time.Time) {
-		l.take(bus.Entry{Key: "session." + session + ".t.1", Revision: rev, Value: []byte("10"), Time: at}, slog.New(slog.DiscardHandler))
+		l.take(bus.Entry{Key: "session." + session + ".t.1", Revision: rev, Value: []byte("10"), Time: at})
 	}
 	spend(1, "old", now0)
 	spend(2, "used", now0)

@@ -116,7 +116,12 @@ func (w *Worker) report(m bus.Msg, pattern string, handle func(claim, subjects.T
 		w.respond(m, fleet.ResultReply{OK: true, TaskID: n.TaskID, State: n.State, Seq: n.Seq})
 	case err == nil:
 	case m.Reply == "":
-		w.log.Warn("refuse what an agent reports", about...)
+		switch subjects.CodeOf(err) {
+		case subjects.CodeInvalidMessage, subjects.CodeInvalidID, subjects.CodePayloadTooLarge, subjects.CodeVersionMismatch, subjects.CodeNotFound, subjects.CodeResultInvalid:
+			w.bus.Skip(m, err)
+		default:
+			w.log.Warn("refuse what an agent reports", about...)
+		}
 	default:
 		if bus.AsError(err).Code == subjects.CodeInternal {
 			w.log.Error("take in what an agent reports", about...)

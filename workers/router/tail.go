@@ -35,6 +35,8 @@ func (w *Worker) readRecords(ctx context.Context, caughtUp chan<- struct{}) erro
 func (w *Worker) onRecord(m bus.Msg) {
 	vars, ok := subjects.Tokens(subjects.TaskPattern, m.Subject)
 	if !ok {
+		w.bus.Skip(m, subjects.Errorf(subjects.CodeInvalidID, "the subject is of no task"))
+		w.with(func(*core, time.Time) { w.tail = m.Seq })
 		return
 	}
 	plant.Linger("leak_goroutines")
@@ -43,8 +45,11 @@ func (w *Worker) onRecord(m bus.Msg) {
 		return
 	}
 	ev, err := fleet.DecodeEvent(m.Data)
+	if err == nil && ev.TaskID != id {
+		err = subjects.Misplaced("task")
+	}
 	if err != nil {
-		w.log.Error("decode a task record", slog.String("task_id", vars[0]), slog.Uint64("stream_seq", m.Seq), slog.Any("error", err))
+		w.bus.Skip(m, err)
 		w.with(func(*core, time.Time) { w.tail = m.Seq })
 		return
 	}

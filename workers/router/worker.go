@@ -261,7 +261,9 @@ func (w *Worker) start(ctx context.Context, loops *sync.WaitGroup, fail context.
 				caughtUp <- struct{}{}
 				return
 			}
-			w.ledger.take(e, w.log)
+			if err := w.ledger.take(e); err != nil {
+				w.ledger.kv.Skip(e, err)
+			}
 		})
 	})
 	loop("watch agents bucket", func(ctx context.Context) error {

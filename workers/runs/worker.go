@@ -317,10 +317,11 @@ func (w *Worker) onRecord(ctx context.Context, m bus.Msg) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		w.log.Error("record cannot be read", slog.String("subject", m.Subject), slog.Any("error", err))
 		if !errors.Is(err, bus.ErrTimeout) && !errors.Is(err, bus.ErrNoResponders) {
+			w.cfg.Bus.Skip(m, err)
 			return
 		}
+		w.log.Warn("record is read again", slog.String("subject", m.Subject), slog.Any("error", err))
 		select {
 		case <-time.After(againAfter):
 		case <-ctx.Done():
@@ -331,6 +332,9 @@ func (w *Worker) onRecord(ctx context.Context, m bus.Msg) {
 
 func (w *Worker) takeRecord(ctx context.Context, m bus.Msg) error {
 	r, err := w.decodeRecord(ctx, m.Data)
+	if err == nil && subjects.Run(r.RunID) != m.Subject {
+		err = subjects.Misplaced("run")
+	}
 	if err == nil {
 		w.heard(r, m.Seq)
 	}

@@ -285,8 +285,11 @@ func (w *Worker) onEntry(e bus.Entry) {
 	var rec *schedule.Record
 	if !e.Deleted {
 		var err error
-		if rec, err = schedule.DecodeRecord(e.Value); err != nil {
-			w.log.Error("record cannot be read", slog.String("key", e.Key), slog.Any("error", err))
+		if rec, err = schedule.DecodeRecord(e.Value); err == nil && keyOf(rec.From, rec.Definition.Name) != e.Key {
+			err = subjects.Misplaced("schedule")
+		}
+		if err != nil {
+			w.kv.Skip(e, err)
 			return
 		}
 	}
@@ -325,6 +328,7 @@ func (w *Worker) onTimer(m bus.Msg) {
 	armed := m.TimerAt()
 	if !ok {
 		if vars, ok = subjects.Tokens(subjects.TickPattern, m.Subject); !ok {
+			w.cfg.Bus.Skip(m, subjects.Errorf(subjects.CodeInvalidID, "the subject is of no schedule"))
 			return
 		}
 	}

@@ -90,11 +90,13 @@ func (r *keyring) loadInTurn(ctx context.Context) error {
 			err = r.write(ctx, handshake.Keys{r.newKey()}, 0)
 		case err == nil:
 			var keys handshake.Keys
-			if err := json.Unmarshal(e.Value, &keys); err != nil || len(keys) == 0 {
-				return fmt.Errorf("read the session keys: %w", errors.Join(err, errors.New("they are not what a worker writes")))
+			if bad := json.Unmarshal(e.Value, &keys); bad == nil && sound(keys) {
+				r.learn(keys, e.Revision)
+				return nil
 			}
-			r.learn(keys, e.Revision)
-			return nil
+			// Its tokens count no longer; a new one is a renewal away.
+			r.kv.Skip(e, errors.New("not the keys that sign the tokens of sessions"))
+			err = r.write(ctx, handshake.Keys{r.newKey()}, e.Revision)
 		}
 		if err == nil {
 			return nil
@@ -103,6 +105,13 @@ func (r *keyring) loadInTurn(ctx context.Context) error {
 			return fmt.Errorf("read the session keys: %w", err)
 		}
 	}
+}
+
+// sound reports whether keys are what a worker writes.
+func sound(keys handshake.Keys) bool {
+	return len(keys) > 0 && !slices.ContainsFunc(keys, func(k handshake.Key) bool {
+		return k.ID == "" || len(k.Secret) < handshake.MinSecret || k.Created.IsZero()
+	})
 }
 
 // write stores keys after revision rev.

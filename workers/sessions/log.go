@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -83,9 +82,11 @@ func (l *sessionLog) catchUp(ctx context.Context, b *bus.Bus) error {
 			return unavailable(err)
 		}
 		for _, m := range msgs {
-			r, err := handshake.DecodeRecord(m.Data)
-			if err != nil || r.Version != l.version+1 {
-				return fmt.Errorf("message %d is not version %d of the context of %s: %w", m.Seq, l.version+1, l.id, err)
+			r, err := decodeVersion(m, l.id, l.version+1)
+			if err != nil {
+				b.Skip(m, err)
+				l.seq = m.Seq
+				continue
 			}
 			l.add(r, m.Seq)
 		}
@@ -93,6 +94,20 @@ func (l *sessionLog) catchUp(ctx context.Context, b *bus.Bus) error {
 			return nil
 		}
 	}
+}
+
+// decodeVersion reads m, which must be the version n of a session's context.
+func decodeVersion(m bus.Msg, id subjects.SessionID, n uint64) (*handshake.Record, error) {
+	r, err := handshake.DecodeRecord(m.Data)
+	switch {
+	case err != nil:
+		return nil, err
+	case r.SessionID != id:
+		return nil, subjects.Misplaced("session")
+	case r.Version != n:
+		return nil, subjects.Errorf(subjects.CodeInvalidMessage, "it is version %d, and the next one is %d", r.Version, n)
+	}
+	return r, nil
 }
 
 // add takes in a version that is stored.
@@ -270,9 +285,9 @@ func (w *Worker) read(ctx context.Context, id subjects.SessionID, after uint64, 
 		return nil, err
 	}
 	err := l.catchUp(ctx, w.bus)
-	version, from := l.version, uint64(0)
+	version, from, next := l.version, uint64(0), uint64(1)
 	if i := after / markEvery; i < uint64(len(l.marks)) {
-		from = l.marks[i]
+		from, next = l.marks[i], i*markEvery+1
 	}
 	l.release()
 	if err != nil {
@@ -285,16 +300,16 @@ func (w *Worker) read(ctx context.Context, id subjects.SessionID, after uint64, 
 	if after >= version {
 		return reply, nil
 	}
-	return reply, w.fill(ctx, reply, from, after, limit)
+	return reply, w.fill(ctx, reply, from, next, after, limit)
 }
 
 // maxPage bounds a reply, so that it passes as a message, and what is read for it
 // at once.
 const maxPage = 2 << 20
 
-// fill reads the versions after one from the stream, which begin at from or
-// later.
-func (w *Worker) fill(ctx context.Context, reply *handshake.ReadReply, from, after uint64, limit int) error {
+// fill reads the versions after one from the stream. The version next is at from
+// or later.
+func (w *Worker) fill(ctx context.Context, reply *handshake.ReadReply, from, next, after uint64, limit int) error {
 	subject := subjects.Context(reply.SessionID)
 	size := 0
 	for {
@@ -304,11 +319,11 @@ func (w *Worker) fill(ctx context.Context, reply *handshake.ReadReply, from, aft
 		}
 		for _, m := range msgs {
 			from = m.Seq + 1
-			r, err := handshake.DecodeRecord(m.Data)
+			r, err := decodeVersion(m, reply.SessionID, next)
 			if err != nil {
-				return fmt.Errorf("message %d is not a version of a context: %w", m.Seq, err)
+				continue // catchUp has skipped it
 			}
-			if r.Version <= after {
+			if next++; r.Version <= after {
 				continue
 			}
 			if size += len(m.Data); len(reply.Records) == limit || len(reply.Records) > 0 && size > maxPage {

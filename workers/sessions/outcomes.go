@@ -171,8 +171,12 @@ func (w *Worker) appendOutcome(ctx context.Context, m bus.Msg) error {
 		return unavailable(err)
 	}
 	ev, err := fleet.DecodeEvent(full.Data)
+	if err == nil && subjects.Task(ev.TaskID) != full.Subject {
+		err = subjects.Misplaced("task")
+	}
 	if err != nil {
-		return err
+		w.bus.Skip(full, err)
+		return nil
 	}
 	id := ev.Facts.SessionID
 	if _, err := w.own(ctx, ev.Facts.From, id); err != nil {

@@ -238,8 +238,11 @@ func (w *Worker) onSession(e bus.Entry) {
 		return
 	}
 	s, err := decodeStored(e)
+	if err == nil && s.session.SessionID != id {
+		err = subjects.Misplaced("session")
+	}
 	if err != nil {
-		w.log.Warn("session record ignored", slog.String("session_id", e.Key), slog.Any("error", err))
+		w.sessions.Skip(e, err)
 		return
 	}
 	w.mu.Lock()

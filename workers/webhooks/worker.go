@@ -368,8 +368,11 @@ func (w *Worker) apply(ctx context.Context, m bus.Msg) {
 		return
 	}
 	s, err := fleet.DecodeDeliveryState(m.Data)
+	if err == nil && subjects.WebhookEvent(s.DeliveryID) != m.Subject {
+		err = subjects.Misplaced("delivery")
+	}
 	if err != nil {
-		w.log.Error("state of a delivery ignored", slog.String("subject", m.Subject), slog.Any("error", err))
+		w.cfg.Bus.Skip(m, err)
 		return
 	}
 	w.mu.Lock()
@@ -392,7 +395,7 @@ func (w *Worker) taken(d *fleet.Delivery) error {
 // bury puts a message that is no delivery to the dead letters, where parley dlq
 // shows it.
 func (w *Worker) bury(ctx context.Context, m bus.Msg, reason error) {
-	w.log.Error("delivery is poison", slog.String("subject", m.Subject), slog.Uint64("seq", m.Seq), slog.Any("error", reason))
+	w.cfg.Bus.Skip(m, reason)
 	err := w.cfg.Bus.BuryDeadLetter(ctx, m, reason.Error())
 	if err == nil {
 		crash.Point("after_burial")
