@@ -70,7 +70,7 @@ func legacyPath(r *http.Request) (agent subjects.AgentID, path string, ok bool) 
 // serveLegacyPath serves the paths of version 0.3; false if this is none.
 func (w *Worker) serveLegacyPath(rw http.ResponseWriter, r *http.Request) bool {
 	agent, path, ok := legacyPath(r)
-	if !ok {
+	if !ok || w.cfg.NoLegacy {
 		return false
 	}
 	var body []byte

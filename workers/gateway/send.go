@@ -47,7 +47,11 @@ func (w *Worker) deliver(ctx context.Context, c *call, req *a2apb.SendMessageReq
 	if err != nil {
 		return nil, err
 	}
-	c.activate(activated(c.extensions, m.GetMetadata(), m.GetExtensions()))
+	active, err := activated(c.extensions, m.GetMetadata(), m.GetExtensions(), w.cfg.Required)
+	if err != nil {
+		return nil, err
+	}
+	c.activate(active)
 	if contract != nil {
 		c.key = pick(c.key, contract.IdempotencyKey)
 	}
@@ -285,7 +289,7 @@ func whatSays(messageID string, parts []fleet.Part, more fleet.MessageExtras) []
 // sendMessage is the operation SendMessage.
 func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessageRequest) (*a2apb.SendMessageResponse, error) {
 	conf := req.GetConfiguration()
-	if err := w.checkConfiguration(c, conf); err != nil {
+	if err := w.checkConfiguration(ctx, c, conf); err != nil {
 		return nil, err
 	}
 	s, err := w.deliver(ctx, c, req)
@@ -318,12 +322,12 @@ func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessag
 }
 
 // checkConfiguration refuses what cannot be done.
-func (w *Worker) checkConfiguration(c *call, conf *a2apb.SendMessageConfiguration) error {
+func (w *Worker) checkConfiguration(ctx context.Context, c *call, conf *a2apb.SendMessageConfiguration) error {
 	if n := conf.GetHistoryLength(); n < 0 {
 		return badField("configuration.historyLength", "expected 0 or more")
 	}
 	if p := conf.GetTaskPushNotificationConfig(); p != nil {
-		return w.checkPush(c, p)
+		return w.checkPush(ctx, c, p)
 	}
 	return nil
 }
@@ -331,7 +335,7 @@ func (w *Worker) checkConfiguration(c *call, conf *a2apb.SendMessageConfiguratio
 // sendStreamingMessage is the operation SendStreamingMessage. The stream ends
 // when the task has ended, or waits for somebody.
 func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.SendMessageRequest, send func(frame) error) error {
-	if err := w.checkConfiguration(c, req.GetConfiguration()); err != nil {
+	if err := w.checkConfiguration(ctx, c, req.GetConfiguration()); err != nil {
 		return err
 	}
 	s, err := w.deliver(ctx, c, req)
