@@ -74,3 +74,25 @@ func TestLegacyRPCRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestLegacyRESTNames: HTTP+JSON of version 0.3 takes the names of the protocol buffer,
+// which the official Python client writes, and those of JSON.
+func TestLegacyRESTNames(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := &client{T: t, w: w, b: rest{}, at: w.open, h: headers{"A2A-Version": "0.3"}}
+	for _, body := range []string{
+		`{"request":{"message_id":"7787","context_id":"ctx","role":"ROLE_USER","content":[{"text":"hi 0.3"}]},"configuration":{"blocking":true}}`,
+		`{"request":{"messageId":"7787","contextId":"ctx","role":"ROLE_USER","content":[{"text":"hi 0.3"}]},"configuration":{"blocking":true}}`,
+		`{"message":{"message_id":"7787","context_id":"ctx","role":1,"content":[{"text":"hi 0.3"}]},"configuration":{"blocking":true}}`,
+		`{"message":{"messageId":"7787","contextId":"ctx","role":"ROLE_USER","content":[{"text":"hi 0.3"}]},"configuration":{"blocking":true}}`,
+	} {
+		for _, path := range []string{"/a2a/v1/message:send", "/a2a/second/v1/message:send", "/a2a/v1/message:stream"} {
+			res, data := c.raw(http.MethodPost, path, "application/json", body)
+			if res.StatusCode != http.StatusOK || !strings.Contains(string(data), "TASK_STATE_COMPLETED") || !strings.Contains(string(data), "ctx") ||
+				strings.Count(string(data), "hi 0.3") < 2 {
+				t.Errorf("%s %s = %d %s", path, body, res.StatusCode, data)
+			}
+		}
+	}
+}

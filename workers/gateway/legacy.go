@@ -8,6 +8,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -81,6 +82,9 @@ func (w *Worker) serveLegacyPath(rw http.ResponseWriter, r *http.Request) bool {
 			return true
 		}
 	}
+	if strings.Contains(path, "/message:") {
+		body = withJSONNames(body)
+	}
 	c, err := w.admitHTTP(rw, r, true)
 	if err != nil {
 		w.restFault(rw, r, err)
@@ -88,6 +92,60 @@ func (w *Worker) serveLegacyPath(rw http.ResponseWriter, r *http.Request) bool {
 	}
 	w.serveLegacy(rw, r, c, agent, path, body, a2av0.NewRESTHandler)
 	return true
+}
+
+// withJSONNames is a message to send of version 0.3 as the SDK reads one. It knows the
+// names of JSON alone, and readers of ProtoJSON must take those of the protocol buffer,
+// too, which the official Python client writes. What is no object stays as it is.
+func withJSONNames(body []byte) []byte {
+	var request map[string]any
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	if d.Decode(&request) != nil || request == nil {
+		return body
+	}
+	if m, there := request["request"]; there && request["message"] == nil {
+		request["message"] = m
+		delete(request, "request")
+	}
+	renameMembers(request)
+	if m, ok := request["message"].(map[string]any); ok && m["role"] == json.Number("1") {
+		m["role"] = "ROLE_USER"
+	}
+	return mustJSON(request)
+}
+
+// renameMembers gives the members of v the names of JSON. What the caller names itself
+// stays as it is.
+func renameMembers(v any) {
+	switch v := v.(type) {
+	case []any:
+		for _, item := range v {
+			renameMembers(item)
+		}
+	case map[string]any:
+		for _, name := range slices.Collect(maps.Keys(v)) {
+			item := v[name]
+			if name != "metadata" && name != "data" {
+				renameMembers(item)
+			}
+			if as := camelCase(name); v[as] == nil {
+				delete(v, name)
+				v[as] = item
+			}
+		}
+	}
+}
+
+// camelCase is the name of JSON of a field of a protocol buffer.
+func camelCase(name string) string {
+	words := strings.Split(name, "_")
+	for i, word := range words[1:] {
+		if word != "" {
+			words[i+1] = strings.ToUpper(word[:1]) + word[1:]
+		}
+	}
+	return strings.Join(words, "")
 }
 
 // serveLegacyRPC serves a JSON-RPC request of version 0.3 that was read.
