@@ -26,9 +26,9 @@ func (c *client) capabilities() (out struct {
 ) {
 	c.Helper()
 	var card struct{ Capabilities json.RawMessage }
-	_, data := c.raw(http.MethodGet, "/.well-known/agent-card.json", "", "")
-	if json.Unmarshal(data, &card) != nil || json.Unmarshal(card.Capabilities, &out) != nil {
-		c.Fatalf("the card %s", data)
+	a := c.ask(http.MethodGet, "/.well-known/agent-card.json", "")
+	if json.Unmarshal([]byte(a.body), &card) != nil || json.Unmarshal(card.Capabilities, &out) != nil {
+		c.Fatalf("the card %s", a.body)
 	}
 	return out
 }
@@ -71,15 +71,15 @@ func TestWithout(t *testing.T) {
 	if can.Streaming || can.PushNotifications || can.Extensions[len(can.Extensions)-1].URI != extension || !can.Extensions[len(can.Extensions)-1].Required {
 		t.Errorf("the card declares %+v", can)
 	}
-	if _, data := c.raw(http.MethodGet, "/.well-known/agent-card.json", "", ""); strings.Contains(string(data), "preferredTransport") {
-		t.Errorf("the card has members of version 0.3: %s", data)
+	if a := c.ask(http.MethodGet, "/.well-known/agent-card.json", ""); strings.Contains(a.body, "preferredTransport") {
+		t.Errorf("the card has members of version 0.3: %s", a.body)
 	}
-	if res, _ := c.raw(http.MethodGet, "/.well-known/agent.json", "", ""); res.StatusCode != http.StatusNotFound {
-		t.Errorf("the card of version 0.3: %d", res.StatusCode)
+	if a := c.ask(http.MethodGet, "/.well-known/agent.json", ""); a.status != http.StatusNotFound {
+		t.Errorf("the card of version 0.3: %d", a.status)
 	}
-	c.rawFails(http.MethodPost, "/a2a", "application/json", `{"jsonrpc":"2.0","id":1,"method":"message/send","params":{}}`, badVersion)
+	c.askFails(http.MethodPost, "/a2a", `{"jsonrpc":"2.0","id":1,"method":"message/send","params":{}}`, badVersion)
 	c.b = rest{}
-	c.rawFails(http.MethodPost, "/a2a/v1/message:send", "application/json", `{}`, badVersion)
+	c.askFails(http.MethodPost, "/a2a/v1/message:send", `{}`, badVersion)
 }
 
 // TestNobodyDelivers: push notifications are declared and taken only where a worker
@@ -110,24 +110,24 @@ func TestPublicCard(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	c := &client{T: t, w: w, b: rest{}, at: w.asked, h: v10}
-	_, card := c.raw(http.MethodGet, "/.well-known/agent-card.json", "", "")
+	card := c.ask(http.MethodGet, "/.well-known/agent-card.json", "").body
 	for _, secret := range []string{"worker", "second", "sonnet", "instance_id"} {
-		if strings.Contains(string(card), secret) {
+		if strings.Contains(card, secret) {
 			t.Errorf("the card for everybody tells %q: %s", secret, card)
 		}
 	}
-	if !strings.Contains(string(card), `"id":"echo"`) {
+	if !strings.Contains(card, `"id":"echo"`) {
 		t.Errorf("the card for everybody lacks the skills: %s", card)
 	}
 	for _, path := range []string{"/agents", "/agents/worker/.well-known/agent-card.json", "/agents/nobody/.well-known/agent-card.json", "/agents/worker/.well-known/agent.json"} {
-		if res, data := c.raw(http.MethodGet, path, "", ""); res.StatusCode != http.StatusUnauthorized || strings.Contains(string(data), "echo") {
-			t.Errorf("%s: %d %s", path, res.StatusCode, data)
+		if a := c.ask(http.MethodGet, path, ""); a.status != http.StatusUnauthorized || strings.Contains(a.body, "echo") {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
 		}
 	}
 	c.h = v10.with("Authorization", "Bearer "+aliceToken)
 	for _, path := range []string{"/agents/worker/.well-known/agent-card.json", "/a2a/extendedAgentCard"} {
-		if res, data := c.raw(http.MethodGet, path, "", ""); res.StatusCode != http.StatusOK || !strings.Contains(string(data), `"agent_id":"worker"`) {
-			t.Errorf("%s: %d %s", path, res.StatusCode, data)
+		if a := c.ask(http.MethodGet, path, ""); a.status != http.StatusOK || !strings.Contains(a.body, `"agent_id":"worker"`) {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
 		}
 	}
 }

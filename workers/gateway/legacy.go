@@ -90,7 +90,7 @@ func (w *Worker) serveLegacyPath(rw http.ResponseWriter, r *http.Request) bool {
 		w.restFault(rw, r, err)
 		return true
 	}
-	w.serveLegacy(rw, r, c, agent, path, body, a2av0.NewRESTHandler)
+	w.serveLegacy(rw, r, c, legacyRequest{agent, path, body}, a2av0.NewRESTHandler)
 	return true
 }
 
@@ -157,7 +157,14 @@ func (w *Worker) serveLegacyRPC(rw http.ResponseWriter, r *http.Request, agent s
 		writeJSON(rw, f.kind.http, "application/json", json.RawMessage(mendError(mustJSON(rpcFailure{"2.0", id, f.rpcError(time.Now())}))))
 		return
 	}
-	w.serveLegacy(rw, r, c, agent, "/", body, a2av0.NewJSONRPCHandler)
+	w.serveLegacy(rw, r, c, legacyRequest{agent, "/", body}, a2av0.NewJSONRPCHandler)
+}
+
+// legacyRequest is a request of version 0.3, as far as it was read.
+type legacyRequest struct {
+	agent subjects.AgentID // that it is for; "" the fleet
+	path  string           // as the SDK's handlers know it
+	body  []byte
 }
 
 // legacyHandler makes one of the SDK's handlers of version 0.3.
@@ -165,16 +172,14 @@ type legacyHandler func(a2asrv.RequestHandler, ...a2asrv.TransportOption) http.H
 
 // serveLegacy serves a request of version 0.3 that was admitted, and whose body, if
 // it has one, was read.
-func (w *Worker) serveLegacy(
-	rw http.ResponseWriter, r *http.Request, c *call, agent subjects.AgentID, path string, body []byte, handler legacyHandler,
-) {
+func (w *Worker) serveLegacy(rw http.ResponseWriter, r *http.Request, c *call, q legacyRequest, handler legacyHandler) {
 	rw.Header()[headerVersion] = []string{legacyVersion}
 	ctx, cancel := w.during(r.Context())
 	defer cancel()
 	r = r.Clone(ctx)
-	r.URL.Path, r.URL.RawPath = path, ""
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	l := &legacy{w: w, agent: agent, admit: func(context.Context) (*call, error) { return c, nil }}
+	r.URL.Path, r.URL.RawPath = q.path, ""
+	r.Body = io.NopCloser(bytes.NewReader(q.body))
+	l := &legacy{w: w, agent: q.agent, admit: func(context.Context) (*call, error) { return c, nil }}
 	handler(l, a2asrv.WithTransportKeepAlive(w.cfg.KeepAlive), a2asrv.WithTransportPanicHandler(w.legacyPanic)).ServeHTTP(slowly{w.impatient(rw)}, r)
 }
 

@@ -229,7 +229,7 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 		return nil, faultf(kindUnsupported, "the task has ended: it is "+string(p.last.State)+"; send a message without taskId for a new one")
 	}
 	x := w.feed.watch(id)
-	view, err := w.hand(ctx, c, p, id, m.GetMessageId(), parts, more)
+	view, err := w.hand(ctx, c, p, m.GetMessageId(), parts, more)
 	if err != nil {
 		w.feed.unwatch(x)
 		return nil, unsure(c, id, err)
@@ -239,7 +239,8 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 
 // hand gives a message to the task: as the answer when it has a question open,
 // otherwise as a follow-up.
-func (w *Worker) hand(ctx context.Context, c *call, p *picture, id subjects.TaskID, messageID string, parts []fleet.Part, more fleet.MessageExtras) (fleet.TaskView, error) {
+func (w *Worker) hand(ctx context.Context, c *call, p *picture, messageID string, parts []fleet.Part, more fleet.MessageExtras) (fleet.TaskView, error) {
+	id := subjects.TaskID(p.task.GetId())
 	if q := p.last.Facts.Question; q != nil {
 		return ask[fleet.TaskView](ctx, w, c.from, "task", "answer", fleet.TaskAnswer{
 			TaskID: id, QuestionID: q.ID, MessageID: messageID, Parts: parts, MessageExtras: more,
