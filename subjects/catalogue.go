@@ -255,7 +255,7 @@ func taskEntries() []Entry {
 			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",
 			Writer: "agent", Readers: "router, operator, gateway",
 			Kept:        "artifacts and questions, as records",
-			Description: "How a task goes on; a question is a request, repeated until it is answered.",
+			Description: "How a task goes on; a question or an artifact is a request, repeated until it is answered; an artifact that is only published is refused.",
 		},
 		{
 			Pattern: "fleet.tasklog.<task>", Message: "ProgressChunk",

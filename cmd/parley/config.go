@@ -82,6 +82,8 @@ type config struct {
 	A2AOrigin     []string `envconfig:"PARLEY_A2A_ORIGINS" json:"a2a_origins" flag:"a2a-origins" desc:"web origins whose pages may call (CORS), comma separated"`
 	A2ARate       float64  `envconfig:"PARLEY_A2A_RATE" json:"a2a_rate" flag:"a2a-rate" desc:"A2A calls per second and caller; 0 for no limit"`
 	A2AKey        string   `envconfig:"PARLEY_A2A_KEY" json:"a2a_key" flag:"a2a-key" desc:"file with the private key that signs A2A cards: PKCS #8 in PEM, Ed25519 or ECDSA on P-256; with --a2a-url"`
+	A2AWithout    []string `envconfig:"PARLEY_A2A_WITHOUT" json:"a2a_without" flag:"a2a-without" desc:"what the A2A gateway neither declares nor serves: push, streaming, 0.3, comma separated"`
+	A2ARequire    []string `envconfig:"PARLEY_A2A_REQUIRE" json:"a2a_require" flag:"a2a-require" desc:"URIs of extensions that every A2A message must activate, comma separated"`
 	A2APush       string   `envconfig:"PARLEY_A2A_PUSH_ENDPOINT" json:"a2a_push_endpoint" flag:"a2a-push-endpoint" desc:"webhook endpoint, one without a URL, that signs A2A push notifications and says what they may reach"`
 	Monitor       []string `envconfig:"PARLEY_MONITOR" json:"monitor" flag:"monitor" desc:"monitoring pages of the NATS servers, such as http://n1:8222, comma separated: workers do not start on servers that sync less than --sync says, and parley doctor looks at syncing, versions and room"`
 	A2AIdentities string   `envconfig:"PARLEY_A2A_IDENTITIES" json:"a2a_identities" flag:"a2a-identities" desc:"directory of the A2A agents of others, a file NAME.yaml for each; absent: a2a in the directory of the settings"`

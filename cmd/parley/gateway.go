@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,8 +33,14 @@ func (a *app) gateway(b *bus.Bus, log *slog.Logger, h *health) (workers.Worker, 
 	}
 	cfg := gateway.Config{
 		Bus: b, Name: c.A2AName, Version: semver(), URL: c.A2AURL, Open: c.A2AOpen, Origins: c.A2AOrigin, Rate: c.A2ARate, Log: log,
-		Push: true, PushEndpoint: c.A2APush, KeepEnded: c.KeepEnded, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
+		Push: !slices.Contains(c.A2AWithout, "push"), NoStreaming: slices.Contains(c.A2AWithout, "streaming"),
+		NoLegacy: slices.Contains(c.A2AWithout, "0.3"), Required: c.A2ARequire, PushEndpoint: c.A2APush, KeepEnded: c.KeepEnded, Auth: auth, NATS: a2anats.Root, NATSURL: c.A2ANATS,
 		Registry: gateway.Registry{URL: c.A2ARegistry, Token: c.A2ARegToken, Each: time.Duration(c.A2ARegEach)},
+	}
+	for _, what := range c.A2AWithout {
+		if !slices.Contains([]string{"push", "streaming", "0.3"}, what) {
+			return workers.Worker{}, usage("--a2a-without: expected push, streaming or 0.3, got %q", what)
+		}
 	}
 	if c.A2ARegistry != "" && c.A2AURL == "" {
 		return workers.Worker{}, usage("--a2a-registry: the fleet's card must say where clients reach it").next("give --a2a-url, too")

@@ -212,6 +212,7 @@ var (
 	noPush         = fault{"PUSH_NOTIFICATION_NOT_SUPPORTED", -32003, 400, codes.FailedPrecondition}
 	unsupported    = fault{"UNSUPPORTED_OPERATION", -32004, 400, codes.FailedPrecondition}
 	badContentType = fault{"CONTENT_TYPE_NOT_SUPPORTED", -32005, 400, codes.InvalidArgument}
+	needsExtension = fault{"EXTENSION_SUPPORT_REQUIRED", -32008, 400, codes.FailedPrecondition}
 	badVersion     = fault{"VERSION_NOT_SUPPORTED", -32009, 400, codes.FailedPrecondition}
 	invalidParams  = fault{"INVALID_PARAMS", -32602, 400, codes.InvalidArgument}
 	parseError     = fault{"PARSE_ERROR", -32700, 400, codes.InvalidArgument}

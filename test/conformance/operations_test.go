@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
@@ -367,19 +368,6 @@ var operationChecks = []check{
 			}
 		}
 	}},
-	{"4.1.6", "SHOULD", "a text of nearly 1 MiB fits, in a first message and in an answer", "", func(c *client) {
-		long := strings.Repeat("é", 450_000)
-		first := say("json " + long)
-		first.Message.MessageId = "m"
-		c.state(c.send(first), completed)
-		m := say(long)
-		m.Message.TaskId, m.Message.MessageId = c.send(say("ask")).GetId(), "m"
-		t := c.send(m)
-		c.state(t, completed)
-		if got := output(t); got != long {
-			c.Errorf("the agent heard %d bytes, want %d", len(got), len(long))
-		}
-	}},
 	{"4.6", "MUST", "the terms of a task travel as an extension, and how it went comes back", "", func(c *client) {
 		m := say("json")
 		m.Message.Metadata = object(map[string]any{contractURI: map[string]any{"priority": "high", "required_capabilities": []any{}, "token_budget": 100}})
@@ -464,4 +452,22 @@ func reportIn(m *a2apb.StreamResponse) *structpb.Struct {
 		return m.GetStatusUpdate().GetMetadata()
 	}
 	return m.GetArtifactUpdate().GetMetadata()
+}
+
+// TestLongText: a text of nearly 1 MiB fits, in a first message and in an answer.
+func TestLongText(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	long := strings.Repeat("é", 450_000)
+	for _, b := range bindings {
+		c := &client{T: t, w: w, b: b, at: w.open, h: v10}
+		first := say("json " + long)
+		first.Message.MessageId = "m"
+		c.state(c.send(first), completed)
+		m := say(long)
+		m.Message.TaskId, m.Message.MessageId = c.send(say("ask")).GetId(), "m"
+		if got := output(c.send(m)); got != long {
+			c.Errorf("%s: the agent heard %d bytes, want %d", b.name(), len(got), len(long))
+		}
+	}
 }

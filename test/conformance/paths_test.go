@@ -26,24 +26,24 @@ func TestRPCPaths(t *testing.T) {
 		{"/a2a/second/", body("", "who"), `"text":"second"`},
 		{"/a2a/second/", body("second", "who"), `"text":"second"`},
 	} {
-		res, data := c.raw(http.MethodPost, q.path, "application/json", q.body)
-		if res.StatusCode != http.StatusOK || !strings.Contains(string(data), q.want) {
-			t.Errorf("POST %s %s = %d %s, want %s", q.path, q.body, res.StatusCode, data, q.want)
+		a := c.ask(http.MethodPost, q.path, q.body)
+		if a.status != http.StatusOK || !strings.Contains(a.body, q.want) {
+			t.Errorf("POST %s %s = %d %s, want %s", q.path, q.body, a.status, a.body, q.want)
 		}
 	}
-	c.rawFails(http.MethodPost, "/a2a/second", "application/json", body("worker", "who"), invalidParams)
-	if res, _ := c.raw(http.MethodGet, "/a2a/", "", ""); res.StatusCode != http.StatusMethodNotAllowed || res.Header.Get("Allow") != http.MethodPost {
-		t.Errorf("GET /a2a/ = %d, Allow %q", res.StatusCode, res.Header.Get("Allow"))
+	c.askFails(http.MethodPost, "/a2a/second", body("worker", "who"), invalidParams)
+	if a := c.ask(http.MethodGet, "/a2a/", ""); a.status != http.StatusMethodNotAllowed || a.header.Get("Allow") != http.MethodPost {
+		t.Errorf("GET /a2a/ = %d, Allow %q", a.status, a.header.Get("Allow"))
 	}
 	c.b = rest{}
-	c.rawFails(http.MethodPost, "/a2a/tasks", "application/json", body("", "who"), fault{"METHOD_NOT_FOUND", 0, 405, 0})
-	c.rawFails(http.MethodPost, "/a2a/second/message:send", "application/json", strings.Replace(message, "{", `{"tenant":"worker",`, 1), invalidParams)
+	c.askFails(http.MethodPost, "/a2a/tasks", body("", "who"), fault{"METHOD_NOT_FOUND", 0, 405, 0})
+	c.askFails(http.MethodPost, "/a2a/second/message:send", strings.Replace(message, "{", `{"tenant":"worker",`, 1), invalidParams)
 	c.b = rpc{}
 	id := c.send(func() *a2apb.SendMessageRequest { m := say("who"); m.Tenant = "worker"; return m }()).GetId()
 	get := `{"jsonrpc":"2.0","id":1,"method":"GetTask","params":{"id":"` + id + `"}}`
-	c.rawFails(http.MethodPost, "/a2a/second/", "application/json", get, taskNotFound)
-	if _, data := c.raw(http.MethodPost, "/a2a/worker/", "application/json", get); !strings.Contains(string(data), `"TASK_STATE_COMPLETED"`) {
-		t.Errorf("the task at its agent's address: %s", data)
+	c.askFails(http.MethodPost, "/a2a/second/", get, taskNotFound)
+	if a := c.ask(http.MethodPost, "/a2a/worker/", get); !strings.Contains(a.body, `"TASK_STATE_COMPLETED"`) {
+		t.Errorf("the task at its agent's address: %s", a.body)
 	}
 }
 
@@ -54,8 +54,7 @@ func TestLegacyRPCRefused(t *testing.T) {
 	w := newWorld(t)
 	c := &client{T: t, w: w, b: rpc{}, at: w.asked, h: headers{}}
 	for _, path := range []string{"/a2a", "/a2a/", "/a2a/second", "/a2a/second/"} {
-		res, data := c.raw(http.MethodPost, path, "application/json",
-			`{"jsonrpc":"2.0","id":"q7","method":"message/send","params":{"message":{"kind":"message","messageId":"1","role":"user","parts":[]}}}`)
+		got := c.ask(http.MethodPost, path, `{"jsonrpc":"2.0","id":"q7","method":"message/send","params":{"message":{"kind":"message","messageId":"1","role":"user","parts":[]}}}`)
 		var a struct {
 			Version string `json:"jsonrpc"`
 			ID      string `json:"id"`
@@ -65,12 +64,33 @@ func TestLegacyRPCRefused(t *testing.T) {
 				Data    map[string]any `json:"data"`
 			} `json:"error"`
 		}
-		err := json.Unmarshal(data, &a)
-		if err != nil || res.StatusCode != http.StatusUnauthorized || a.Version != "2.0" || a.ID != "q7" || a.Error.Code >= 0 || a.Error.Message == "" || a.Error.Data == nil {
-			t.Errorf("%s = %d %s (%v)", path, res.StatusCode, data, err)
+		err := json.Unmarshal([]byte(got.body), &a)
+		if err != nil || got.status != http.StatusUnauthorized || a.Version != "2.0" || a.ID != "q7" || a.Error.Code >= 0 || a.Error.Message == "" || a.Error.Data == nil {
+			t.Errorf("%s = %d %s (%v)", path, got.status, got.body, err)
 		}
-		if res.Header.Get("WWW-Authenticate") == "" {
-			t.Errorf("%s: headers %v", path, res.Header)
+		if got.header.Get("WWW-Authenticate") == "" {
+			t.Errorf("%s: headers %v", path, got.header)
+		}
+	}
+}
+
+// TestLegacyRESTNames: HTTP+JSON of version 0.3 takes the names of the protocol buffer,
+// which the official Python client writes, and those of JSON.
+func TestLegacyRESTNames(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := &client{T: t, w: w, b: rest{}, at: w.open, h: headers{"A2A-Version": "0.3"}}
+	for _, body := range []string{
+		`{"request":{"message_id":"7787","context_id":"ctx","role":"ROLE_USER","content":[{"text":"hi 0.3"}]},"configuration":{"blocking":true}}`,
+		`{"request":{"messageId":"7787","contextId":"ctx","role":"ROLE_USER","content":[{"text":"hi 0.3"}]},"configuration":{"blocking":true}}`,
+		`{"message":{"message_id":"7787","context_id":"ctx","role":1,"content":[{"text":"hi 0.3"}]},"configuration":{"blocking":true}}`,
+		`{"message":{"messageId":"7787","contextId":"ctx","role":"ROLE_USER","content":[{"text":"hi 0.3"}]},"configuration":{"blocking":true}}`,
+	} {
+		for _, path := range []string{"/a2a/v1/message:send", "/a2a/second/v1/message:send", "/a2a/v1/message:stream"} {
+			a := c.ask(http.MethodPost, path, body)
+			if a.status != http.StatusOK || !strings.Contains(a.body, "TASK_STATE_COMPLETED") || !strings.Contains(a.body, "ctx") || strings.Count(a.body, "hi 0.3") < 2 {
+				t.Errorf("%s %s = %d %s", path, body, a.status, a.body)
+			}
 		}
 	}
 }

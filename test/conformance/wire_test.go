@@ -46,6 +46,26 @@ func (c *client) rawFails(method, path, contentType, body string, want fault) *h
 	return res
 }
 
+// answer is what came over HTTP.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// ask sends bytes and gives back what came.
+func (c *client) ask(method, path, body string) answer {
+	c.Helper()
+	res, data := c.raw(method, path, "application/json", body) //nolint:bodyclose // raw closes it
+	return answer{res.StatusCode, res.Header, string(data)}
+}
+
+// askFails sends bytes that must be refused.
+func (c *client) askFails(method, path, body string, want fault) {
+	c.Helper()
+	c.rawFails(method, path, "application/json", body, want) //nolint:bodyclose // raw closes it
+}
+
 var timestamp = regexp.MustCompile(`"timestamp":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z"`)
 
 const message = `{"message":{"messageId":"m","role":"ROLE_USER","parts":[{"text":"echo"}]}}`

@@ -96,7 +96,7 @@ func (w *Worker) announce(ctx context.Context) {
 // fleetCard is the fleet's card as clients get it.
 func (w *Worker) fleetCard(ctx context.Context) ([]byte, error) {
 	at := base{url: w.cfg.URL, host: w.publicAuthority}
-	card, err := w.card(ctx, "", at)
+	card, err := w.card(ctx, "", at, true)
 	if err != nil {
 		return nil, err
 	}

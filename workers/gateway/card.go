@@ -52,8 +52,9 @@ func (w *Worker) agents(ctx context.Context) ([]fleet.AgentView, error) {
 // base is where clients reach this gateway.
 type base struct{ url, host string }
 
-// card is the card of agent, or of the fleet if agent is "".
-func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2apb.AgentCard, error) {
+// card is the card of agent, or of the fleet if agent is "". One for everybody, where
+// callers must say who they are, does not tell which agents there are.
+func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base, everybody bool) (*a2apb.AgentCard, error) {
 	all, err := w.agents(ctx)
 	if err != nil {
 		return nil, err
@@ -64,19 +65,32 @@ func (w *Worker) card(ctx context.Context, agent subjects.AgentID, at base) (*a2
 			return nil, faultf(kindTaskNotFound, "there is no agent "+string(agent))
 		}
 	}
-	skills, more := skillsOf(all, agent != "")
+	hidden := everybody && agent == "" && w.auth.cfg.required()
+	skills, more := skillsOf(all, agent != "", hidden)
+	health := &a2apb.AgentExtension{Uri: HealthURI, Description: "How well the agents behind this card are"}
+	if !hidden {
+		health.Params = healthOf(all)
+	}
 	c := &a2apb.AgentCard{
 		Name: w.cfg.Name, Description: w.cfg.Description, Version: w.cfg.Version,
 		DefaultInputModes: []string{"text/plain", "application/json", "*/*"}, DefaultOutputModes: []string{"text/plain", "application/json"},
 		Capabilities: &a2apb.AgentCapabilities{
-			Streaming: new(true), PushNotifications: new(w.push != nil), ExtendedAgentCard: new(w.auth.cfg.required()),
+			Streaming: new(!w.cfg.NoStreaming), PushNotifications: new(w.delivers(ctx)), ExtendedAgentCard: new(w.auth.cfg.required()),
 			Extensions: []*a2apb.AgentExtension{
 				{Uri: ContractURI, Description: "The terms of a task in the metadata of its message, and how it went in the metadata of the task"},
 				{Uri: fleet.RouteURI, Description: "Which agents a message has gone through, so that it does not go in circles"},
-				{Uri: HealthURI, Description: "How well the agents behind this card are", Params: healthOf(all)},
+				health,
 			},
 		},
 		Skills: skills,
+	}
+	for _, uri := range w.cfg.Required {
+		i := slices.IndexFunc(c.Capabilities.Extensions, func(e *a2apb.AgentExtension) bool { return e.Uri == uri })
+		if i < 0 {
+			i = len(c.Capabilities.Extensions)
+			c.Capabilities.Extensions = append(c.Capabilities.Extensions, &a2apb.AgentExtension{Uri: uri})
+		}
+		c.Capabilities.Extensions[i].Required = true
 	}
 	if agent != "" {
 		w1 := all[0].Announce.Worker
@@ -154,8 +168,8 @@ const (
 
 // skillsOf are the skills that agents announce, each once; an agent that
 // announces none has one of its own name. Of the whole fleet, they are tagged
-// with their agent. more counts those that do not fit.
-func skillsOf(all []fleet.AgentView, one bool) (out []*a2apb.AgentSkill, more int) {
+// with their agent, unless that is hidden. more counts those that do not fit.
+func skillsOf(all []fleet.AgentView, one, hidden bool) (out []*a2apb.AgentSkill, more int) {
 	seen, size, full := map[string]bool{}, 0, false
 	add := func(s *a2apb.AgentSkill) {
 		if s.Id == "" || seen[s.Id] {
@@ -186,6 +200,9 @@ func skillsOf(all []fleet.AgentView, one bool) (out []*a2apb.AgentSkill, more in
 		for _, tool := range a.Capabilities.Tools {
 			tags = append(tags, clean(tool))
 		}
+		if hidden {
+			tags = []string{"task"}
+		}
 		none := true
 		for _, raw := range a.Capabilities.Skills {
 			s := new(a2apb.AgentSkill)
@@ -194,22 +211,24 @@ func skillsOf(all []fleet.AgentView, one bool) (out []*a2apb.AgentSkill, more in
 			}
 			none = false
 			s.Name, s.Description = pick(s.Name, s.Id), pick(s.Description, s.Id)
-			if !one {
+			if !one && !hidden {
 				s.Id = id + "/" + s.Id
 			}
-			if len(s.Tags) == 0 || !one {
+			if len(s.Tags) == 0 || !one && !hidden {
 				s.Tags = append(s.Tags, tags...)
 			}
 			add(s)
 		}
-		if none {
+		if none && !hidden {
 			add(&a2apb.AgentSkill{Id: id, Name: id, Description: "Tasks in plain words, done by the agent " + id, Tags: tags})
 		}
 	}
 	if len(seen) == 0 {
-		out = append(out, &a2apb.AgentSkill{
-			Id: "task", Name: "Tasks", Description: "Tasks in plain words; no agent is there just now, they wait for one", Tags: []string{"task"},
-		})
+		about := "Tasks in plain words"
+		if !hidden {
+			about += "; no agent is there just now"
+		}
+		out = append(out, &a2apb.AgentSkill{Id: "task", Name: "Tasks", Description: about, Tags: []string{"task"}})
 	}
 	return out, more
 }
@@ -345,6 +364,12 @@ func (p *cardPages) of(address string) *shared[cardPage] {
 // serveCard serves the card of an agent, or of the fleet.
 func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
 	at := w.baseOf(r)
+	if r.PathValue("agent") != "" { // which agents there are is not for everybody
+		if _, err := w.auth.identify(r.Context(), r.Header, peerOf(r)); err != nil {
+			w.restFault(rw, r, err)
+			return
+		}
+	}
 	shown := w.cards.of(at.url + " " + r.URL.Path)
 	p, err := shown.get(time.Now(), listAge, func() (cardPage, error) {
 		body, err := w.servedCard(r, at)
@@ -365,6 +390,9 @@ func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
 	h := rw.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "public, max-age=5")
+	if r.PathValue("agent") != "" && w.auth.cfg.required() {
+		h.Set("Cache-Control", "private, max-age=5")
+	}
 	h.Set("ETag", p.tag)
 	h.Set("Vary", "Host")
 	// It answers If-None-Match, If-Modified-Since and HEAD.
@@ -373,12 +401,12 @@ func (w *Worker) serveCard(rw http.ResponseWriter, r *http.Request) {
 
 // servedCard is the card that a request asks for.
 func (w *Worker) servedCard(r *http.Request, at base) ([]byte, error) {
-	card, err := w.card(r.Context(), subjects.AgentID(r.PathValue("agent")), at)
+	card, err := w.card(r.Context(), subjects.AgentID(r.PathValue("agent")), at, true)
 	if err != nil {
 		return nil, err
 	}
 	body, err := w.cardBody(card)
-	if err != nil || w.signer != nil && !strings.HasSuffix(r.URL.Path, legacyCardPath) {
+	if err != nil || w.cfg.NoLegacy || w.signer != nil && !strings.HasSuffix(r.URL.Path, legacyCardPath) {
 		return body, err
 	}
 	return withLegacy(r.Context(), body, card, at) // a signature holds for the card of 1.0 alone
@@ -402,7 +430,7 @@ func (w *Worker) getExtendedAgentCard(ctx context.Context, c *call, req *a2apb.G
 	if err != nil {
 		return nil, err
 	}
-	card, err := w.card(ctx, agent, c.base)
+	card, err := w.card(ctx, agent, c.base, false)
 	if err != nil {
 		return nil, err
 	}

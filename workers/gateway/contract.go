@@ -77,12 +77,24 @@ func (c *Contract) apply(d *fleet.Dispatch) {
 	d.Deadline = c.Deadline
 }
 
-// activated are the extensions of ours that a request asks for, by header or by
-// what its message holds, in the order in which we declare them.
-func activated(asked []string, meta *structpb.Struct, named []string) []string {
-	_, used := meta.GetFields()[ContractURI]
-	if used || slices.Contains(asked, ContractURI) || slices.Contains(named, ContractURI) {
-		return []string{ContractURI}
+// activated are the extensions that we declare and a request asks for, by header or by
+// what its message holds, in the order in which we declare them. required are those
+// that it must ask for.
+func activated(asked []string, meta *structpb.Struct, named, required []string) (uris []string, err error) {
+	declared := []string{ContractURI}
+	for _, uri := range required {
+		if !slices.Contains(declared, uri) {
+			declared = append(declared, uri)
+		}
 	}
-	return nil
+	for _, uri := range declared {
+		_, used := meta.GetFields()[uri]
+		switch {
+		case used || slices.Contains(asked, uri) || slices.Contains(named, uri):
+			uris = append(uris, uri)
+		case slices.Contains(required, uri):
+			return nil, faultf(kindExtension, "a message must activate the extension "+uri+": name it in the header "+headerExtensions)
+		}
+	}
+	return uris, nil
 }

@@ -40,6 +40,7 @@ var (
 	kindUnsupported     = &kind{"UNSUPPORTED_OPERATION", -32004, codes.FailedPrecondition, 400}
 	kindContentType     = &kind{"CONTENT_TYPE_NOT_SUPPORTED", -32005, codes.InvalidArgument, 400}
 	kindVersion         = &kind{"VERSION_NOT_SUPPORTED", -32009, codes.FailedPrecondition, 400}
+	kindExtension       = &kind{"EXTENSION_SUPPORT_REQUIRED", -32008, codes.FailedPrecondition, 400}
 	kindTooLarge        = &kind{"PAYLOAD_TOO_LARGE", -32600, codes.ResourceExhausted, 413}
 	kindConflict        = &kind{"IDEMPOTENCY_CONFLICT", -32602, codes.Aborted, 409}
 	kindRateLimited     = &kind{"RATE_LIMITED", -32000, codes.ResourceExhausted, 429}

@@ -37,7 +37,7 @@ func door(tb testing.TB) *Worker {
 		}
 		switch r := req.(type) {
 		case *a2apb.SendMessageRequest:
-			if err := w.checkConfiguration(c, r.GetConfiguration()); err != nil {
+			if err := w.checkConfiguration(tb.Context(), c, r.GetConfiguration()); err != nil {
 				return err
 			}
 			parts, contract, err := checkMessage(r.GetMessage())

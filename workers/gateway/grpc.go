@@ -30,7 +30,9 @@ func newGRPC(w *Worker) *grpc.Server {
 	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxBody), grpc.ForceServerCodecV2(sameBytes{encoding.GetCodecV2(grpcproto.Name)}))
 	own := &rpcServer{w: w}
 	a2apb.RegisterA2AServiceServer(s, own)
-	own.legacyGRPC().RegisterWith(s)
+	if !w.cfg.NoLegacy {
+		own.legacyGRPC().RegisterWith(s)
+	}
 	return s
 }
 

@@ -47,18 +47,21 @@ func (w *Worker) Handlers() map[string]http.Handler {
 		}
 		w.rpc.ServeHTTP(w.impatient(rw), r)
 	})
-	return map[string]http.Handler{
+	pages := map[string]http.Handler{
 		pathRPC:             guard(w.serveRPC),
 		pathRPC + "/":       guard(w.serveREST),
 		"GET " + pathCard:   guard(w.serveCard),
 		"GET " + pathAgents: guard(w.serveAgents),
 		"GET " + pathKeys:   guard(w.serveKeys),
-		"GET " + pathAgents + "/{agent}" + pathCard:       guard(w.serveCard),
-		"GET " + legacyCardPath:                           guard(w.serveCard),
-		"GET " + pathAgents + "/{agent}" + legacyCardPath: guard(w.serveCard),
-		pathGRPC:       overGRPC,
-		legacyPathGRPC: overGRPC,
+		"GET " + pathAgents + "/{agent}" + pathCard: guard(w.serveCard),
+		pathGRPC: overGRPC,
 	}
+	if !w.cfg.NoLegacy {
+		pages["GET "+legacyCardPath] = guard(w.serveCard)
+		pages["GET "+pathAgents+"/{agent}"+legacyCardPath] = guard(w.serveCard)
+		pages[legacyPathGRPC] = overGRPC
+	}
+	return pages
 }
 
 // guarded is what holds for every page: the version is told, the host must be

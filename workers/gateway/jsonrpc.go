@@ -105,7 +105,7 @@ func (w *Worker) serveRPCFor(rw http.ResponseWriter, r *http.Request, agent subj
 		w.rpcFault(rw, r, q.ID, 0, err)
 		return
 	}
-	if isLegacyRPC(r, q.Method) {
+	if !w.cfg.NoLegacy && isLegacyRPC(r, q.Method) {
 		w.serveLegacyRPC(rw, r, agent, q.ID, body)
 		return
 	}

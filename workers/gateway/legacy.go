@@ -8,6 +8,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -70,7 +71,7 @@ func legacyPath(r *http.Request) (agent subjects.AgentID, path string, ok bool) 
 // serveLegacyPath serves the paths of version 0.3; false if this is none.
 func (w *Worker) serveLegacyPath(rw http.ResponseWriter, r *http.Request) bool {
 	agent, path, ok := legacyPath(r)
-	if !ok {
+	if !ok || w.cfg.NoLegacy {
 		return false
 	}
 	var body []byte
@@ -81,13 +82,70 @@ func (w *Worker) serveLegacyPath(rw http.ResponseWriter, r *http.Request) bool {
 			return true
 		}
 	}
+	if strings.Contains(path, "/message:") {
+		body = withJSONNames(body)
+	}
 	c, err := w.admitHTTP(rw, r, true)
 	if err != nil {
 		w.restFault(rw, r, err)
 		return true
 	}
-	w.serveLegacy(rw, r, c, agent, path, body, a2av0.NewRESTHandler)
+	w.serveLegacy(rw, r, c, legacyRequest{agent, path, body}, a2av0.NewRESTHandler)
 	return true
+}
+
+// withJSONNames is a message to send of version 0.3 as the SDK reads one. It knows the
+// names of JSON alone, and readers of ProtoJSON must take those of the protocol buffer,
+// too, which the official Python client writes. What is no object stays as it is.
+func withJSONNames(body []byte) []byte {
+	var request map[string]any
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	if d.Decode(&request) != nil || request == nil {
+		return body
+	}
+	if m, there := request["request"]; there && request["message"] == nil {
+		request["message"] = m
+		delete(request, "request")
+	}
+	renameMembers(request)
+	if m, ok := request["message"].(map[string]any); ok && m["role"] == json.Number("1") {
+		m["role"] = "ROLE_USER"
+	}
+	return mustJSON(request)
+}
+
+// renameMembers gives the members of v the names of JSON. What the caller names itself
+// stays as it is.
+func renameMembers(v any) {
+	switch v := v.(type) {
+	case []any:
+		for _, item := range v {
+			renameMembers(item)
+		}
+	case map[string]any:
+		for _, name := range slices.Collect(maps.Keys(v)) {
+			item := v[name]
+			if name != "metadata" && name != "data" {
+				renameMembers(item)
+			}
+			if as := camelCase(name); v[as] == nil {
+				delete(v, name)
+				v[as] = item
+			}
+		}
+	}
+}
+
+// camelCase is the name of JSON of a field of a protocol buffer.
+func camelCase(name string) string {
+	words := strings.Split(name, "_")
+	for i, word := range words[1:] {
+		if word != "" {
+			words[i+1] = strings.ToUpper(word[:1]) + word[1:]
+		}
+	}
+	return strings.Join(words, "")
 }
 
 // serveLegacyRPC serves a JSON-RPC request of version 0.3 that was read.
@@ -99,7 +157,14 @@ func (w *Worker) serveLegacyRPC(rw http.ResponseWriter, r *http.Request, agent s
 		writeJSON(rw, f.kind.http, "application/json", json.RawMessage(mendError(mustJSON(rpcFailure{"2.0", id, f.rpcError(time.Now())}))))
 		return
 	}
-	w.serveLegacy(rw, r, c, agent, "/", body, a2av0.NewJSONRPCHandler)
+	w.serveLegacy(rw, r, c, legacyRequest{agent, "/", body}, a2av0.NewJSONRPCHandler)
+}
+
+// legacyRequest is a request of version 0.3, as far as it was read.
+type legacyRequest struct {
+	agent subjects.AgentID // that it is for; "" the fleet
+	path  string           // as the SDK's handlers know it
+	body  []byte
 }
 
 // legacyHandler makes one of the SDK's handlers of version 0.3.
@@ -107,16 +172,14 @@ type legacyHandler func(a2asrv.RequestHandler, ...a2asrv.TransportOption) http.H
 
 // serveLegacy serves a request of version 0.3 that was admitted, and whose body, if
 // it has one, was read.
-func (w *Worker) serveLegacy(
-	rw http.ResponseWriter, r *http.Request, c *call, agent subjects.AgentID, path string, body []byte, handler legacyHandler,
-) {
+func (w *Worker) serveLegacy(rw http.ResponseWriter, r *http.Request, c *call, q legacyRequest, handler legacyHandler) {
 	rw.Header()[headerVersion] = []string{legacyVersion}
 	ctx, cancel := w.during(r.Context())
 	defer cancel()
 	r = r.Clone(ctx)
-	r.URL.Path, r.URL.RawPath = path, ""
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	l := &legacy{w: w, agent: agent, admit: func(context.Context) (*call, error) { return c, nil }}
+	r.URL.Path, r.URL.RawPath = q.path, ""
+	r.Body = io.NopCloser(bytes.NewReader(q.body))
+	l := &legacy{w: w, agent: q.agent, admit: func(context.Context) (*call, error) { return c, nil }}
 	handler(l, a2asrv.WithTransportKeepAlive(w.cfg.KeepAlive), a2asrv.WithTransportPanicHandler(w.legacyPanic)).ServeHTTP(slowly{w.impatient(rw)}, r)
 }
 

@@ -367,7 +367,7 @@ func (w *Worker) publicCard(ctx context.Context, c *call, req *a2apb.GetExtended
 	if err != nil {
 		return nil, err
 	}
-	card, err := w.card(ctx, agent, c.base)
+	card, err := w.card(ctx, agent, c.base, true)
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ const (
 
 // operations is the table of what this gateway can do.
 func (w *Worker) operations() map[string]*operation {
-	return map[string]*operation{
+	all := map[string]*operation{
 		opSend:       unary[a2apb.SendMessageRequest](w.sendMessage),
 		opStream:     streaming[a2apb.SendMessageRequest](w.sendStreamingMessage),
 		opGet:        unary[a2apb.GetTaskRequest](w.getTask),
@@ -76,4 +76,14 @@ func (w *Worker) operations() map[string]*operation {
 		opDeletePush: unary[a2apb.DeleteTaskPushNotificationConfigRequest](w.deletePush),
 		opCard:       unary[a2apb.GetExtendedAgentCardRequest](w.getExtendedAgentCard),
 	}
+	if w.cfg.NoStreaming {
+		for _, op := range all {
+			if op.stream != nil {
+				op.stream = func(context.Context, *call, proto.Message, func(frame) error) error {
+					return faultf(kindUnsupported, "streams are not served here; send without one, and ask by GetTask")
+				}
+			}
+		}
+	}
+	return all
 }

@@ -42,6 +42,7 @@ func TestToldTasksAreNotRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.push = newPusher(w)
+		withHooks(w)
 		w.push.kv = kv
 		for n := range 30 {
 			w.hook(t, &pushConfig{ID: "c", TaskID: subjects.TaskID(fmt.Sprint("t", n)), From: anonymous, Sent: 1, Done: true})

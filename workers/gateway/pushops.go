@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 
+	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -24,6 +26,32 @@ func (w *Worker) pushable() error {
 		return faultf(kindNoPush, "push notifications are not supported here; follow the task by SubscribeToTask or GetTask")
 	}
 	return nil
+}
+
+// hooksAge is how long the gateway believes what it knows of the workers that deliver
+// push notifications, and hooksGone how long none may answer, as while one is being
+// replaced.
+const (
+	hooksAge  = 10 * time.Second
+	hooksGone = 2 * time.Minute
+)
+
+// delivers reports whether a worker is there that delivers push notifications.
+func (w *Worker) delivers(ctx context.Context) bool {
+	if w.push == nil {
+		return false
+	}
+	seen, err := w.hooks.get(time.Now(), hooksAge, func() (time.Time, error) {
+		_, err := w.cfg.Bus.ServiceFigures(context.WithoutCancel(ctx), "webhooks")
+		switch {
+		case errors.Is(err, bus.ErrNoResponders):
+			return w.hooks.value, nil
+		case err != nil:
+			return w.hooks.value, err
+		}
+		return time.Now(), nil
+	})
+	return err != nil || time.Since(seen) < hooksGone // in doubt there is one: deliveries wait
 }
 
 // pushed is a visible task, for an operation on its configs.
@@ -72,9 +100,12 @@ func idOfPush(c *call, in *a2apb.TaskPushNotificationConfig, task subjects.TaskI
 }
 
 // checkPush refuses what cannot be a config.
-func (w *Worker) checkPush(c *call, in *a2apb.TaskPushNotificationConfig) error {
+func (w *Worker) checkPush(ctx context.Context, c *call, in *a2apb.TaskPushNotificationConfig) error {
 	if err := w.pushable(); err != nil {
 		return err
+	}
+	if !w.delivers(ctx) {
+		return faultf(kindNoPush, "no worker delivers push notifications just now; follow the task by SubscribeToTask or GetTask")
 	}
 	if in.GetUrl() == "" {
 		return badField("url", "it is missing")
@@ -96,7 +127,7 @@ func (p *pushConfig) proto() *a2apb.TaskPushNotificationConfig {
 // createPush is the operation CreateTaskPushNotificationConfig. The receiver is
 // told what happens from now on.
 func (w *Worker) createPush(ctx context.Context, c *call, req *a2apb.TaskPushNotificationConfig) (*a2apb.TaskPushNotificationConfig, error) {
-	if err := w.checkPush(c, req); err != nil {
+	if err := w.checkPush(ctx, c, req); err != nil {
 		return nil, err
 	}
 	p, err := w.pushed(ctx, c, req.GetTenant(), req.GetTaskId())

@@ -47,7 +47,11 @@ func (w *Worker) deliver(ctx context.Context, c *call, req *a2apb.SendMessageReq
 	if err != nil {
 		return nil, err
 	}
-	c.activate(activated(c.extensions, m.GetMetadata(), m.GetExtensions()))
+	active, err := activated(c.extensions, m.GetMetadata(), m.GetExtensions(), w.cfg.Required)
+	if err != nil {
+		return nil, err
+	}
+	c.activate(active)
 	if contract != nil {
 		c.key = pick(c.key, contract.IdempotencyKey)
 	}
@@ -225,7 +229,7 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 		return nil, faultf(kindUnsupported, "the task has ended: it is "+string(p.last.State)+"; send a message without taskId for a new one")
 	}
 	x := w.feed.watch(id)
-	view, err := w.hand(ctx, c, p, id, m.GetMessageId(), parts, more)
+	view, err := w.hand(ctx, c, p, m.GetMessageId(), parts, more)
 	if err != nil {
 		w.feed.unwatch(x)
 		return nil, unsure(c, id, err)
@@ -235,7 +239,8 @@ func (w *Worker) followUp(ctx context.Context, c *call, tenant subjects.AgentID,
 
 // hand gives a message to the task: as the answer when it has a question open,
 // otherwise as a follow-up.
-func (w *Worker) hand(ctx context.Context, c *call, p *picture, id subjects.TaskID, messageID string, parts []fleet.Part, more fleet.MessageExtras) (fleet.TaskView, error) {
+func (w *Worker) hand(ctx context.Context, c *call, p *picture, messageID string, parts []fleet.Part, more fleet.MessageExtras) (fleet.TaskView, error) {
+	id := subjects.TaskID(p.task.GetId())
 	if q := p.last.Facts.Question; q != nil {
 		return ask[fleet.TaskView](ctx, w, c.from, "task", "answer", fleet.TaskAnswer{
 			TaskID: id, QuestionID: q.ID, MessageID: messageID, Parts: parts, MessageExtras: more,
@@ -285,7 +290,7 @@ func whatSays(messageID string, parts []fleet.Part, more fleet.MessageExtras) []
 // sendMessage is the operation SendMessage.
 func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessageRequest) (*a2apb.SendMessageResponse, error) {
 	conf := req.GetConfiguration()
-	if err := w.checkConfiguration(c, conf); err != nil {
+	if err := w.checkConfiguration(ctx, c, conf); err != nil {
 		return nil, err
 	}
 	s, err := w.deliver(ctx, c, req)
@@ -318,12 +323,12 @@ func (w *Worker) sendMessage(ctx context.Context, c *call, req *a2apb.SendMessag
 }
 
 // checkConfiguration refuses what cannot be done.
-func (w *Worker) checkConfiguration(c *call, conf *a2apb.SendMessageConfiguration) error {
+func (w *Worker) checkConfiguration(ctx context.Context, c *call, conf *a2apb.SendMessageConfiguration) error {
 	if n := conf.GetHistoryLength(); n < 0 {
 		return badField("configuration.historyLength", "expected 0 or more")
 	}
 	if p := conf.GetTaskPushNotificationConfig(); p != nil {
-		return w.checkPush(c, p)
+		return w.checkPush(ctx, c, p)
 	}
 	return nil
 }
@@ -331,7 +336,7 @@ func (w *Worker) checkConfiguration(c *call, conf *a2apb.SendMessageConfiguratio
 // sendStreamingMessage is the operation SendStreamingMessage. The stream ends
 // when the task has ended, or waits for somebody.
 func (w *Worker) sendStreamingMessage(ctx context.Context, c *call, req *a2apb.SendMessageRequest, send func(frame) error) error {
-	if err := w.checkConfiguration(c, req.GetConfiguration()); err != nil {
+	if err := w.checkConfiguration(ctx, c, req.GetConfiguration()); err != nil {
 		return err
 	}
 	s, err := w.deliver(ctx, c, req)

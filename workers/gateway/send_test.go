@@ -147,6 +147,7 @@ func TestTakenWithoutItsPushConfig(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.push = newPusher(w)
+		withHooks(w)
 		w.push.kv = kv
 		config := &a2apb.TaskPushNotificationConfig{Id: "mine", Url: "https://hooks.example.org/a"}
 		ids := make(chan subjects.TaskID, 1)

@@ -44,7 +44,10 @@ type Config struct {
 	Origins     []string // of the web, that may call
 	Rate        float64  // calls per second and caller; 0: no limit
 	CardKey     []byte   // signs cards, with URL: a private key, PKCS #8 in PEM; absent: none does
-	Push        bool     // push notifications, by the outbox of the webhooks
+	Push        bool     // push notifications, by the outbox of the webhooks, while one answers
+	NoStreaming bool     // streams are neither declared nor served
+	NoLegacy    bool     // clients of version 0.3 are not served
+	Required    []string // extensions that a message must activate, by their URIs
 	// PushEndpoint is the webhook endpoint that signs them; absent: none does.
 	PushEndpoint string
 	KeepEnded    int // ended tasks that routers keep at most; absent: their default
@@ -95,6 +98,7 @@ type Worker struct {
 	push    *pusher // nil: not supported
 	nats    *natsDoor
 	listing shared[[]fleet.AgentView]
+	hooks   shared[time.Time] // when a worker was seen last that delivers push notifications
 	cards   cardPages
 	ready   atomic.Bool
 }

@@ -54,6 +54,33 @@ func testQuestionAndAnswer(t *testing.T) {
 	}
 }
 
+// TestPublishedArtifact: an artifact that is only published is refused: the result that
+// follows could overtake it, and neither agent nor caller would know.
+func TestPublishedArtifact(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	id := w.send(dispatchJSON("x", `"agent_id":"a"`))
+	a.offered()
+	piece := func(name string) []byte {
+		return fleet.MustEncode(fleet.Progress{Artifact: &fleet.Artifact{ArtifactID: name, Parts: []fleet.Part{{Text: new("line")}}}})
+	}
+	for range 20 {
+		if err := w.bus.Publish(subjects.Progress("a", id), piece("published"), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := a.report(subjects.Progress("a", id), piece("requested"), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.result(id, fleet.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := kinds(w.events(id)), "queued working artifact outcome"; got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
+}
+
 // TestProgressOfAnother: whoever asks for an answer is told whether the task is
 // his.
 func TestProgressOfAnother(t *testing.T) {

@@ -79,6 +79,10 @@ func (w *Worker) onProgress(ctx context.Context, m bus.Msg) {
 		if p.Artifact == nil && p.Question == nil && m.Reply == "" {
 			return nil, nil
 		}
+		if p.Artifact != nil && m.Reply == "" { // its result could overtake it, and nobody would know
+			return nil, subjects.Errorf(subjects.CodeInvalidMessage, "an artifact was published: it must be a request").
+				At("/artifact").WithRemedy("request it, repeat it until it is answered, and hand in the result then")
+		}
 		return w.progress(ctx, task, c, p, markOf(m.Header.Get("Nats-Msg-Id")))
 	})
 }
