@@ -39,6 +39,9 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 		if req.State != "" && req.State != state {
 			continue
 		}
+		if h := c.hot[s]; req.Waiting && (state != fleet.StateQueued && state != fleet.StateInputRequired || h != nil && held(h.ev)) {
+			continue
+		}
 		if h := c.hot[s]; req.AgentID != "" && (h == nil || h.ev.AgentID != req.AgentID) {
 			continue
 		}
@@ -51,7 +54,7 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 	}
 	slices.SortFunc(out, order)
 	for _, t := range c.recent.newest() {
-		if !all && t.From != from || req.State != "" && req.State != t.State || req.AgentID != "" && req.AgentID != t.Agent {
+		if req.Waiting || !all && t.From != from || req.State != "" && req.State != t.State || req.AgentID != "" && req.AgentID != t.Agent {
 			continue
 		}
 		total++
