@@ -62,6 +62,9 @@ func (w *Worker) decideGroup(ctx context.Context, id, verb string, h fleet.Human
 	if err := open(a, req.ID); err != nil {
 		return nil, err
 	}
+	if a.Group[labelCause] != "" {
+		return nil, w.refuseDecision(a)
+	}
 	h.AnswerID = a.AlertID + "-" + strconv.FormatInt(h.Time.UnixMilli(), 36)
 	a.Answer = &fleet.AlertAnswer{HumanAnswer: h, Result: req.Result}
 	if !w.claim(id) {

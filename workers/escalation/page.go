@@ -40,6 +40,7 @@ type page struct {
 	Alert          *fleet.Alert
 	By             string
 	Form           bool
+	Decide         bool // there is something to decide, beside who sees to it
 }
 
 func (w *Worker) getLink(rw http.ResponseWriter, r *http.Request) {
@@ -52,7 +53,7 @@ func (w *Worker) getLink(rw http.ResponseWriter, r *http.Request) {
 		w.fail(rw, err)
 		return
 	}
-	p := page{Title: summary(*a), Alert: a, By: c.by(), Form: true}
+	p := page{Title: summary(*a), Alert: a, By: c.by(), Form: true, Decide: a.Group[labelCause] == ""}
 	if err := open(a, c.Alert); err != nil {
 		p.Form, p.Message = false, subjects.AsError(err).Message
 	}
@@ -202,11 +203,12 @@ label{display:block}small{opacity:.75}
 <b>{{.Code}}</b>: {{.Message}}<br>
 {{range .Tried}}<small>attempt {{.Attempt}} by {{.AgentID}}: {{.Code}} {{.Message}}</small><br>{{end}}
 <small>gives up at {{.GiveUpAt.Format "2006-01-02 15:04:05"}} UTC</small></article>{{end}}
-{{with .Omitted}}<p>and {{.}} more</p>{{end}}{{end}}
+{{with .Omitted}}<p>and {{.}} more</p>{{end}}
+{{with .Waiting}}<p>{{.Remedy}}; <code>parley task cancel TASK</code> ends a task. They go on by themselves.</p>{{end}}{{end}}
 {{if .Form}}<p>You answer as <b>{{.By}}</b>, for all of them, once.</p>
-<form method="post"><button name="verb" value="ack">I see to it</button><button name="verb" value="retry">Try again</button><button name="verb" value="cancel">Cancel</button></form>
-<form method="post"><label>Give it to agent <input name="agent_id" required maxlength="64" pattern="[A-Za-z0-9_\-]+"></label><button name="verb" value="reassign">Reassign</button></form>
+<form method="post"><button name="verb" value="ack">I see to it</button>{{if .Decide}}<button name="verb" value="retry">Try again</button><button name="verb" value="cancel">Cancel</button>{{end}}</form>
+{{if .Decide}}<form method="post"><label>Give it to agent <input name="agent_id" required maxlength="64" pattern="[A-Za-z0-9_\-]+"></label><button name="verb" value="reassign">Reassign</button></form>
 <form method="post"><label>Try again, knowing that <textarea name="text" rows="4" required></textarea></label><button name="verb" value="answer">Answer</button></form>
 <form method="post"><label>The result, as text or JSON <textarea name="result" rows="4" required></textarea></label><button name="verb" value="complete">Complete</button></form>
-{{end}}</body></html>
+{{end}}{{end}}</body></html>
 `))
