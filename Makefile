@@ -19,6 +19,10 @@ PEERS_FLAGS ?=
 # The race detector needs a C compiler. Without one the tests run without it, and say so.
 RACE     ?= $(shell command -v "$$(go env CC)" >/dev/null 2>&1 && echo -race)
 
+# A program with the race detector waits for a second as it ends, for what its last
+# threads may still report: fifty packages, and every process that tests start, need less.
+export GORACE := $(strip $(GORACE) atexit_sleep_ms=20)
+
 # RERUN=1 runs the few tests again that failed, once, and says which they were:
 # for a machine that is shared. A data race fails at once.
 RERUN    ?=
@@ -56,7 +60,7 @@ check: fmt-check vet lint fix-check test charts ## All that must hold before a c
 test: bin/nats ## Run all tests under the race detector
 	@[ -n "$(RACE)" ] || echo "NOTE: no C compiler found: running without the race detector" >&2
 	@mkdir -p bin && rm -f bin/reruns
-	PARLEY_NATS_CLI=$(nats) $(tool) gotestsum --format pkgname --format-hide-empty-pkg $(rerun) --packages ./... -- $(RACE) -timeout 20m
+	PARLEY_NATS_CLI=$(nats) $(tool) gotestsum --format pkgname --format-hide-empty-pkg $(rerun) --packages ./... -- $(RACE) -timeout 60m
 	@[ ! -s bin/reruns ] || { echo "FLAKY: these failed first and passed when they were run again:" >&2; cat bin/reruns >&2; }
 
 .PHONY: charts

@@ -3,6 +3,7 @@ package bus
 import (
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -106,6 +107,9 @@ type Bus struct {
 
 	clock clock
 
+	skips skipped // messages that nobody here could read
+	id    string  // of this process among those of the fleet
+
 	heard sync.Map // by stream: *atomic.Uint64, the highest sequence that tails have heard
 
 	mu      sync.Mutex
@@ -133,7 +137,7 @@ func Connect(ctx context.Context, c Config) (*Bus, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	b := &Bus{cfg: c, log: c.Log, waiting: map[*waiter]struct{}{}}
+	b := &Bus{cfg: c, log: c.Log, id: crand.Text(), waiting: map[*waiter]struct{}{}}
 	b.epoch.Store(newEpoch())
 	b.limited.Store(c.asksWho())
 	opts, err := b.options()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -57,7 +58,12 @@ func TestRequest(t *testing.T) {
 
 func TestRequestUntil(t *testing.T) {
 	t.Parallel()
-	b := bustest.New(t).Connect(t)
+	synctest.Test(t, testRequestUntil)
+}
+
+func testRequestUntil(t *testing.T) {
+	t.Helper()
+	b := bustest.NewFake(t).Connect(t)
 	tries := 0
 	_, err := b.Subscribe("flaky", "", func(m bus.Msg) {
 		tries++

@@ -64,7 +64,7 @@ func TestConnectErrors(t *testing.T) {
 	if err := os.WriteFile(notPEM, []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const short = 300 * time.Millisecond
+	const short = time.Second
 	for _, c := range []struct {
 		name  string
 		cfg   bus.Config
@@ -88,14 +88,13 @@ func TestConnectErrors(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			c.cfg.ConnectTimeout = time.Minute
+			c.cfg.ConnectTimeout = bustest.Patience
 			if c.waits {
 				c.cfg.ConnectTimeout = short
 			}
-			begin := time.Now()
 			_, err := bus.Connect(t.Context(), c.cfg)
-			if took := time.Since(begin); took > 30*time.Second {
-				t.Errorf("Connect took %s, though waiting does not help", took)
+			if !c.waits && errors.Is(err, bus.ErrTimeout) {
+				t.Errorf("Connect = %v, though waiting does not help", err)
 			}
 			if err == nil || c.is != nil && !errors.Is(err, c.is) {
 				t.Fatalf("Connect = %v, want %v", err, c.is)

@@ -311,7 +311,7 @@ func (r *consumeRun) settle(jm jetstream.Msg, m Msg, err error) error {
 	verdict, ok := errors.AsType[*verdictError](err)
 	switch {
 	case ok && verdict.never:
-		r.b.log.Error("message is poison", attrs...)
+		r.b.Skip(m, err)
 		return r.bury(jm, m, err)
 	case ok:
 		r.b.log.Debug("message given back", attrs...)

@@ -22,7 +22,7 @@ func (b *Bus) Converse(subject string, data []byte, h Header) (*Conversation, er
 		err = sub.SetPendingLimits(pendingMessages, pendingBytes)
 	}
 	if err == nil {
-		err = b.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: inbox, Header: nats.Header(h), Data: data})
+		err = b.nc.PublishMsg(b.signed(&nats.Msg{Subject: subject, Reply: inbox, Header: nats.Header(h), Data: data}))
 	}
 	if err != nil {
 		if sub != nil {

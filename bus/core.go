@@ -109,7 +109,8 @@ type Subscription struct {
 }
 
 // Subscribe calls fn for each message, in order, on one goroutine per
-// subscription. queue "" means no group. What waits for fn may take 256 MiB;
+// subscription; a message at which fn panics is skipped, see Skip. queue "" means
+// no group. What waits for fn may take 256 MiB;
 // beyond it messages are dropped, and that is logged. Where a guard judges
 // messages, those of a group are judged and handled side by side, in any order.
 func (b *Bus) Subscribe(subject, queue string, fn func(Msg)) (*Subscription, error) {
@@ -121,7 +122,7 @@ func (b *Bus) Subscribe(subject, queue string, fn func(Msg)) (*Subscription, err
 		g := b.guard.Load()
 		switch {
 		case g == nil || g.Message == nil:
-			fn(m)
+			b.handle(m, fn)
 		case queue == "":
 			b.guarded(m, reader, fn)
 		default:

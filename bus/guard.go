@@ -2,7 +2,6 @@ package bus
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"maps"
 	"time"
@@ -80,19 +79,15 @@ func unjudged(err error) bool {
 func (b *Bus) guarded(m Msg, reader uint64, fn func(Msg)) {
 	err := b.admit(context.Background(), m, reader)
 	if err == nil {
-		fn(m)
+		b.handle(m, fn)
 		return
 	}
 	b.log.Debug("message refused", slog.String("subject", m.Subject), slog.Any("error", err))
 	if m.Reply == "" {
 		return
 	}
-	data, merr := json.Marshal(map[string]*subjects.Error{"error": wireError(err)})
-	if merr == nil {
-		merr = m.Respond(data, nil)
-	}
-	if merr != nil {
-		b.log.Warn("refusal not sent", slog.String("subject", m.Subject), slog.Any("error", merr))
+	if err := m.Respond(Refusal(err)); err != nil {
+		b.log.Warn("refusal not sent", slog.String("subject", m.Subject), slog.Any("error", err))
 	}
 }
 

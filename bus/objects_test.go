@@ -190,7 +190,7 @@ func TestReadOfWhatIsGone(t *testing.T) {
 	if err := o.Put(t.Context(), "a", bytes.NewReader(make([]byte, 10<<20))); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 	defer cancel()
 	r, err := o.Get(ctx, "a")
 	if err != nil {
@@ -417,8 +417,8 @@ func TestNamesOfAnEmptyBucket(t *testing.T) {
 		if err != nil {
 			t.Errorf("Names = %v, want none", err)
 		}
-	case <-time.After(15 * time.Second):
-		t.Error("Names has not returned within 15 s")
+	case <-time.After(bustest.Patience):
+		t.Errorf("Names has not returned within %s", bustest.Patience)
 	}
 }
 

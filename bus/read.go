@@ -30,28 +30,49 @@ type getRequest struct {
 	Since *time.Time `json:"start_time,omitempty"` // the first stored then or later
 }
 
-// Last returns the last message of subject as the stream's leader has it. A
-// leader that has yet to learn what this Bus has heard of the stream already,
-// see hear, does not know that there is none: that is ErrNoResponders, worth a
-// repeat, and not ErrNotFound.
+// Last returns the last message of subject as the stream's leader has it. Two
+// leaders say that there is none and do not know it: one that has yet to learn
+// what this Bus has heard of the stream already, see hear, and one whose index
+// has a message of subject that its disk does not give. That is ErrNoResponders,
+// worth a repeat, and not ErrNotFound.
 func (b *Bus) Last(ctx context.Context, stream, subject string) (Msg, error) {
 	m, err := b.leaderGet(ctx, stream, getRequest{LastFor: subject})
 	if !errors.Is(err, ErrNotFound) {
 		return m, err
 	}
 	heard := b.heardOf(stream).Load()
-	if heard == 0 {
+	lastSeq, indexed, serr := b.indexOf(ctx, stream, subject)
+	switch {
+	case serr != nil:
+		return Msg{}, notYet(serr)
+	case lastSeq < heard:
+		return Msg{}, fmt.Errorf("get from %s: %w: its leader knows of %d, %d was heard", stream, ErrNoResponders, lastSeq, heard)
+	case indexed == 0:
 		return m, err
 	}
-	s, serr := b.StreamState(ctx, stream)
-	if serr != nil {
-		return Msg{}, notYet(serr)
-	}
-	if s.LastSeq < heard {
-		return Msg{}, fmt.Errorf("get from %s: %w: its leader knows of %d, %d was heard", stream, ErrNoResponders, s.LastSeq, heard)
-	}
 	// It may have come between the two questions.
-	return b.leaderGet(ctx, stream, getRequest{LastFor: subject})
+	if m, err = b.leaderGet(ctx, stream, getRequest{LastFor: subject}); errors.Is(err, ErrNotFound) {
+		return Msg{}, fmt.Errorf("get from %s: %w: its leader has %d of %s, and cannot read the last", stream, ErrNoResponders, indexed, subject)
+	}
+	return m, err
+}
+
+// indexOf asks the leader of a stream for its last sequence, and for how many
+// messages of subject its index has. It answers from memory, without a look at
+// its disk.
+func (b *Bus) indexOf(ctx context.Context, stream, subject string) (lastSeq, count uint64, err error) {
+	var resp struct {
+		jetstream.StreamInfo
+		Error *jetstream.APIError `json:"error"`
+	}
+	req := map[string]string{"subjects_filter": subject}
+	if err := b.apiCall(ctx, "STREAM.INFO."+stream, req, &resp, &resp.Error); err != nil {
+		return 0, 0, fmt.Errorf("index of %s: %w", stream, err)
+	}
+	for _, n := range resp.State.Subjects {
+		count += n
+	}
+	return resp.State.LastSeq, count, nil
 }
 
 // hear notes that the message seq of a stream has been heard.

@@ -38,7 +38,7 @@ func testRecords(t *testing.T, b *bus.Bus, mode bus.CommitMode) {
 		t.Fatal(err)
 	}
 	w, stop := b.Records("FLEET_TASKS", mode)
-	first := bus.Record{Subject: "fleet.task.a", WriteID: "w1", Data: []byte("one"), TTL: 1500 * time.Millisecond, Header: bus.Header{"Fleet-Kind": {"queued"}}}
+	first := bus.Record{Subject: "fleet.task.a", WriteID: "w1", Data: []byte("one"), TTL: 59500 * time.Millisecond, Header: bus.Header{"Fleet-Kind": {"queued"}}}
 	seq, err := w.Write(ctx, first)
 	if err != nil {
 		t.Fatalf("Write = %v", err)
@@ -65,8 +65,8 @@ func testRecords(t *testing.T, b *bus.Bus, mode bus.CommitMode) {
 		t.Errorf("Last = %d %q, %v, want %d two", last.Seq, last.Data, err, seq2)
 	}
 	got, err := b.Get(ctx, "FLEET_TASKS", seq)
-	if err != nil || got.Header.Get("Nats-TTL") != "2s" {
-		t.Errorf("Get = %v, %v, want a TTL of 2s", got.Header, err)
+	if err != nil || got.Header.Get("Nats-TTL") != "60s" {
+		t.Errorf("Get = %v, %v, want a TTL of a minute", got.Header, err)
 	}
 	stop()
 	if _, err := w.Write(ctx, bus.Record{Subject: "fleet.task.b", WriteID: "w4"}); !errors.Is(err, bus.ErrClosed) {

@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -58,6 +59,9 @@ const (
 const (
 	metaOpen  = "open"        // Config.Open, where there is one
 	metaAhead = "clock_ahead" // ClockAhead, when it was asked
+
+	metaProcess = "process" // tells one process from another
+	metaSkipped = "skipped" // Bus.Skipped as JSON, where there is any
 )
 
 // metaKind is the kind of worker in a service's metadata.
@@ -138,6 +142,7 @@ type service struct {
 
 	subs     []*Subscription
 	handlers *pool.Pool
+	unsent   atomic.Int64 // replies that came after the connection was closed
 
 	mu    sync.Mutex
 	stats []micro.EndpointStats // guarded by mu, one per endpoint
@@ -220,7 +225,11 @@ func (r *service) request(i int, m *nats.Msg) {
 	r.handlers.Go(func() {
 		defer func() { <-r.slots }()
 		start := time.Now()
-		data, err := r.call(r.cfg.Endpoints[i], fromNATS(r.b.nc, m))
+		msg := fromNATS(r.b.nc, m)
+		data, err := r.call(r.cfg.Endpoints[i], msg)
+		if m.Reply == "" && unreadable(err) { // nobody is told by an answer
+			r.b.Skip(msg, err)
+		}
 		reply := &nats.Msg{Data: data}
 		if limit := r.b.nc.MaxPayload(); err == nil && int64(len(data)) > limit {
 			err = subjects.Errorf(subjects.CodePayloadTooLarge,
@@ -262,35 +271,55 @@ func (r *service) respond(m, reply *nats.Msg) {
 		return
 	}
 	reply.Subject = m.Reply
-	if err := r.b.nc.PublishMsg(reply); err != nil {
-		r.b.log.Warn("reply not sent", slog.String("subject", m.Subject), slog.Any("error", mapError(err)))
+	err := mapError(r.b.nc.PublishMsg(reply))
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrClosed): // as of all that are in hand then: stop tells how many
+		r.unsent.Add(1)
+	default:
+		r.b.log.Warn("reply not sent", slog.String("subject", m.Subject), slog.Any("error", err))
 	}
 }
 
 // refusal is the wire form of an error.
 func (r *service) refusal(subject string, err error) *nats.Msg {
-	e, ours := errors.AsType[*subjects.Error](err)
-	if !ours {
-		r.b.log.Error("endpoint failed", slog.String("subject", subject), slog.Any("error", err))
-		e = wireError(err)
+	e := AsError(err)
+	if _, ours := errors.AsType[*subjects.Error](err); !ours {
+		level := slog.LevelError
+		if e.Code == subjects.CodeUnavailable {
+			level = slog.LevelWarn // the store is away: the caller repeats
+		}
+		r.b.log.Log(context.Background(), level, "endpoint failed", slog.String("subject", subject), slog.Any("error", err))
 	}
 	if r.b.cfg.Refused != nil {
 		r.b.cfg.Refused(subject, e)
 	}
+	data, h := Refusal(e)
+	return &nats.Msg{Data: data, Header: nats.Header(h)}
+}
+
+// Refusal is the answer to a request that is refused: {"error":{…}}, with the
+// headers Nats-Service-Error and Nats-Service-Error-Code.
+func Refusal(err error) ([]byte, Header) {
+	e := AsError(err)
 	data, merr := json.Marshal(map[string]*subjects.Error{"error": e})
 	if merr != nil {
 		data = []byte(`{"error":{"code":"internal","message":"an internal error"}}`)
 	}
 	_, _, _, status := subjects.CodeInfo(e.Code)
-	return &nats.Msg{Data: data, Header: nats.Header{
-		micro.ErrorHeader:     []string{reasonLine(string(e.Code) + ": " + e.Message)},
-		micro.ErrorCodeHeader: []string{strconv.Itoa(status)},
-	}}
+	return data, Header{
+		micro.ErrorHeader:     {reasonLine(string(e.Code) + ": " + e.Message)},
+		micro.ErrorCodeHeader: {strconv.Itoa(status)},
+	}
 }
 
-// wireError is what a caller hears of an error that is not the contract's: a
-// bus that is away or full may be asked again.
-func wireError(err error) *subjects.Error {
+// AsError is what a caller hears of an error: one of the contract as it is, of a
+// bus that is away or full that it may be asked again, and of all else that it
+// is internal.
+func AsError(err error) *subjects.Error {
+	if e, ours := errors.AsType[*subjects.Error](err); ours {
+		return e
+	}
 	for _, again := range []error{ErrNoResponders, ErrTimeout, ErrFull, ErrClosed, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, again) {
 			e := subjects.Errorf(subjects.CodeUnavailable, "the fleet's store does not answer now").
@@ -318,6 +347,9 @@ func (r *service) stop(abort context.CancelCauseFunc) {
 	draining.Wait()
 	r.handlers.Wait()
 	abort(nil)
+	if n := r.unsent.Load(); n > 0 {
+		r.b.log.Warn("replies not sent: the connection was closed", slog.String("service", r.cfg.Name), slog.Int64("count", n))
+	}
 }
 
 func (r *service) identity() micro.ServiceIdentity {
@@ -335,6 +367,12 @@ func (r *service) info() micro.Info {
 	}
 	info.Metadata = maps.Clone(info.Metadata)
 	info.Metadata[metaAhead] = r.b.ClockAhead().String()
+	info.Metadata[metaProcess] = r.b.id
+	if list := r.b.Skipped(); len(list) > 0 {
+		if data, err := json.Marshal(list); err == nil {
+			info.Metadata[metaSkipped] = string(data)
+		}
+	}
 	for _, e := range r.cfg.Endpoints {
 		info.Endpoints = append(info.Endpoints, micro.EndpointInfo{
 			Name: e.Name, Subject: e.Subject, QueueGroup: r.cfg.Queue, Metadata: e.Metadata,
@@ -371,111 +409,6 @@ func (r *service) told() toldStats {
 		s.Data = r.cfg.Figures()
 	}
 	return s
-}
-
-// ServiceFigures is what an instance of a service tells of itself.
-type ServiceFigures struct {
-	ID      string
-	Started time.Time
-	Data    json.RawMessage // of Service.Figures
-}
-
-// ServiceInfo is a running service of the fleet.
-type ServiceInfo struct {
-	Name, ID, Version string
-	Kind              string // of the worker, as parley serve --workers names it
-	Open              string // where its process lets everybody use the fleet, "": nowhere
-	// ClockAhead is how far its clock is ahead of the servers', as it has learned.
-	ClockAhead time.Duration
-}
-
-// Services asks for all running services of the fleet, and waits until no
-// further one answers.
-func (b *Bus) Services(ctx context.Context) ([]ServiceInfo, error) {
-	subject, err := micro.ControlSubject(micro.InfoVerb, "", "")
-	if err != nil {
-		return nil, fmt.Errorf("ask all services: %w", err)
-	}
-	var all []ServiceInfo
-	err = b.gather(ctx, subject, func(data []byte) error {
-		var info micro.Info
-		if err := json.Unmarshal(data, &info); err != nil {
-			return err
-		}
-		if _, ours := info.Metadata[metaSync]; ours {
-			ahead, _ := time.ParseDuration(info.Metadata[metaAhead]) // one of an earlier version does not say
-			all = append(all, ServiceInfo{
-				Name: info.Name, ID: info.ID, Version: cmp.Or(info.Metadata[MetaProgram], info.Version), Kind: info.Metadata[metaKind],
-				Open: info.Metadata[metaOpen], ClockAhead: ahead,
-			})
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, ErrNoResponders) {
-		return nil, fmt.Errorf("ask all services: %w", err)
-	}
-	return all, nil
-}
-
-// figuresQuiet ends the wait for further instances, figuresFirst that for any.
-const (
-	figuresQuiet = 300 * time.Millisecond
-	figuresFirst = 2 * time.Second
-)
-
-// ServiceFigures asks every running instance of a service, and waits until no
-// further one answers. None is ErrNoResponders.
-func (b *Bus) ServiceFigures(ctx context.Context, name string) ([]ServiceFigures, error) {
-	subject, err := micro.ControlSubject(micro.StatsVerb, name, "")
-	if err != nil {
-		return nil, fmt.Errorf("ask service %s: %w", name, err)
-	}
-	var all []ServiceFigures
-	err = b.gather(ctx, subject, func(data []byte) error {
-		var s struct {
-			ID      string          `json:"id"`
-			Started time.Time       `json:"started"`
-			Data    json.RawMessage `json:"data"`
-		}
-		if err := json.Unmarshal(data, &s); err != nil {
-			return err
-		}
-		all = append(all, ServiceFigures{ID: s.ID, Started: s.Started, Data: s.Data})
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("ask service %s: %w", name, err)
-	}
-	return all, nil
-}
-
-// gather asks everybody at subject, and takes answers until no further one
-// comes.
-func (b *Bus) gather(ctx context.Context, subject string, take func(data []byte) error) error {
-	c, err := b.Converse(subject, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	some := false
-	for patience := figuresFirst; ; patience = figuresQuiet {
-		waiting, cancel := context.WithTimeout(ctx, patience)
-		m, err := c.Next(waiting)
-		cancel()
-		switch {
-		case err == nil:
-		case ctx.Err() != nil:
-			return mapError(ctx.Err())
-		case errors.Is(err, ErrTimeout) && some:
-			return nil
-		default:
-			return err
-		}
-		if err := take(m.Data); err != nil {
-			return err
-		}
-		some = true
-	}
 }
 
 func (r *service) count(i int, took time.Duration, h nats.Header) {

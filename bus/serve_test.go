@@ -1,10 +1,12 @@
 package bus_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -135,40 +137,42 @@ func TestServeTimeout(t *testing.T) {
 // Handlers run beside each other, and stop waits for those in hand.
 func TestServeConcurrency(t *testing.T) {
 	t.Parallel()
-	s := bustest.New(t)
-	const n = 50
-	var all sync.WaitGroup
-	all.Add(n)
-	release := make(chan struct{})
-	stop := serve(t, s.Connect(t), func(context.Context, bus.Msg) ([]byte, error) {
-		all.Done()
-		<-release
-		return []byte("done"), nil
-	})
-	client := s.Connect(t)
-	var wg sync.WaitGroup
-	for range n {
-		wg.Go(func() {
-			if m, err := client.Request(t.Context(), "fleet.api.bob.task.get", nil, nil); err != nil || string(m.Data) != "done" {
-				t.Errorf("Request = %q, %v", m.Data, err)
-			}
+	synctest.Test(t, func(t *testing.T) {
+		s := bustest.NewFake(t)
+		const n = 50
+		var all sync.WaitGroup
+		all.Add(n)
+		release := make(chan struct{})
+		stop := serve(t, s.Connect(t), func(context.Context, bus.Msg) ([]byte, error) {
+			all.Done()
+			<-release
+			return []byte("done"), nil
 		})
-	}
-	all.Wait() // every request is in a handler at once
-	stopped := make(chan struct{})
-	go func() { stop(); close(stopped) }()
-	bustest.Eventually(t, "no new requests", func() bool {
-		_, err := client.Request(t.Context(), "$SRV.PING.fleet", nil, nil)
-		return errors.Is(err, bus.ErrNoResponders)
+		client := s.Connect(t)
+		var wg sync.WaitGroup
+		for range n {
+			wg.Go(func() {
+				if m, err := client.Request(t.Context(), "fleet.api.bob.task.get", nil, nil); err != nil || string(m.Data) != "done" {
+					t.Errorf("Request = %q, %v", m.Data, err)
+				}
+			})
+		}
+		all.Wait() // every request is in a handler at once
+		stopped := make(chan struct{})
+		go func() { stop(); close(stopped) }()
+		bustest.Eventually(t, "no new requests", func() bool {
+			_, err := client.Request(t.Context(), "$SRV.PING.fleet", nil, nil)
+			return errors.Is(err, bus.ErrNoResponders)
+		})
+		select {
+		case <-stopped:
+			t.Error("stop did not wait for the handlers")
+		default:
+		}
+		close(release)
+		wg.Wait()
+		<-stopped
 	})
-	select {
-	case <-stopped:
-		t.Error("stop did not wait for the handlers")
-	default:
-	}
-	close(release)
-	wg.Wait()
-	<-stopped
 }
 
 func TestServiceLives(t *testing.T) {
@@ -225,5 +229,44 @@ func TestServicesTell(t *testing.T) {
 	}
 	if n := other.OtherServers(); n != 0 {
 		t.Errorf("there are %d other servers", n)
+	}
+}
+
+// TestRepliesAfterTheEnd: replies that can be sent to nobody any more are one log
+// line, however many calls were in hand.
+func TestRepliesAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	const calls = 50
+	s := bustest.New(t)
+	var log bytes.Buffer
+	cfg := s.Config()
+	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b, err := bus.Connect(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var begun sync.WaitGroup
+	begun.Add(calls)
+	release := make(chan struct{})
+	stop := serve(t, b, func(context.Context, bus.Msg) ([]byte, error) {
+		begun.Done()
+		<-release
+		return []byte("late"), nil
+	})
+	client := s.Connect(t)
+	for i := range calls {
+		c, err := client.Converse("fleet.api.bob.task.get", fmt.Appendf(nil, "%d", i), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	begun.Wait()
+	b.Close()
+	close(release)
+	stop()
+	lines := strings.Count(log.String(), "not sent")
+	if lines != 1 || !strings.Contains(log.String(), fmt.Sprintf("count=%d", calls)) {
+		t.Errorf("%d lines tell of replies that were not sent, want one that counts %d:\n%s", lines, calls, log.String())
 	}
 }

@@ -41,7 +41,8 @@ type Tail struct {
 	LastPerSubject bool
 	HeadersOnly    bool
 	// Handle is called for each message, never concurrently with itself or
-	// CaughtUp. While it runs, the server waits.
+	// CaughtUp. While it runs, the server waits. A message at which it panics is
+	// skipped, see Bus.Skip.
 	Handle func(Msg)
 	// Refused is called instead for what the guard does not admit; nil: it is
 	// passed over. What it cannot judge just now is read again, and all else
@@ -281,7 +282,7 @@ func (c *tailConsumer) receive(m *nats.Msg) {
 	}
 	switch err := r.b.admitStored(msg); {
 	case err == nil:
-		r.Handle(msg)
+		r.b.handle(msg, r.Handle)
 	case unjudged(err):
 		c.fail(fmt.Errorf("message %d cannot be judged now: %w", msg.Seq, err))
 		return

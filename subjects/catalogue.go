@@ -1,6 +1,9 @@
 package subjects
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Streams, buckets and object stores of a fleet.
 const (
@@ -238,12 +241,12 @@ func taskEntries() []Entry {
 		{
 			Pattern: "fleet.offer.<agent>.<instance>", Message: "TASK_DISPATCH → HANDSHAKE_ACK or TASK_RESULT",
 			Writer: "router", Readers: "agent",
-			Description: "A request to take a task, to be answered within 2 s; by nobody who is older than the `epoch` that it names.",
+			Description: "A request to take a task, to be answered within 2 s; by nobody who is older than the `epoch` that it names. One that is not answered comes again, for the same attempt, under another `offer_id`.",
 		},
 		{
 			Pattern: "fleet.control.<agent>.<instance>", Message: "CONTROL → ControlReply",
 			Writer: "router", Readers: "agent",
-			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered.",
+			Description: "CANCEL, DRAIN, RESUME or INPUT, repeated until it is answered. A CANCEL with an `offer_id` ends only what was accepted by that offer, and by no later one.",
 		},
 		{
 			Pattern: "fleet.progress.<agent>.<task>", Message: "TASK_PROGRESS → ResultReply",
@@ -311,3 +314,30 @@ func webhookEntries() []Entry {
 		},
 	}
 }
+
+// Named is a subject of e: id stands where the writer names itself, and a token
+// everywhere else.
+func Named(e Entry, id AgentID) string {
+	tokens := strings.Split(e.Pattern, ".")
+	me := "<from>"
+	if !slices.Contains(tokens, me) {
+		me = "<agent>"
+	}
+	for i, t := range tokens {
+		switch {
+		case t == me:
+			tokens[i] = string(id)
+		case t == ">":
+			tokens[i] = "x.x"
+		case strings.HasPrefix(t, "<"):
+			tokens[i] = "x"
+		}
+	}
+	return strings.Join(tokens, ".")
+}
+
+// WrittenByClients reports whether agents, orchestrators or operators write e.
+func WrittenByClients(e Entry) bool { return anyClient(e.Writer) }
+
+// ReadByWorkers reports whether workers of the fleet read e.
+func ReadByWorkers(e Entry) bool { return anyWorker(e.Readers) }

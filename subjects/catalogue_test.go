@@ -53,6 +53,34 @@ func TestCatalogue(t *testing.T) {
 	}
 }
 
+// TestAuthors: whatever a worker hears that no stream tells has one author: who the
+// subject names where clients write, and a name that no agent can have where
+// workers do. Each new subject of the catalogue has to.
+func TestAuthors(t *testing.T) {
+	t.Parallel()
+	for _, e := range subjects.Catalogue() {
+		subject := subjects.Named(e, "me")
+		author, ok := subjects.Author(subject)
+		client, streams := subjects.WrittenByClients(e), slices.Contains(strings.Split(e.Writer, ", "), "stream")
+		switch {
+		case client:
+			if !ok || author != "me" || subjects.Republished(subject) {
+				t.Errorf("%s has the author %q, %v, want who the subject names", e.Pattern, author, ok)
+			}
+		case e.Stream != "" || !subjects.ReadByWorkers(e): // permissions keep clients away; clients judge what they hear
+		case streams:
+			if ok || !subjects.Republished(subject) {
+				t.Errorf("%s, which a stream writes, has the author %q, %v; republished: %v", e.Pattern, author, ok, subjects.Republished(subject))
+			}
+		case strings.HasPrefix(e.Pattern, "fleet.told."): // in streams only
+		default:
+			if _, err := subjects.ParseAgentID(string(author)); !ok || err == nil || subjects.Republished(subject) {
+				t.Errorf("%s has the author %q, %v, want a name that no agent can have", e.Pattern, author, ok)
+			}
+		}
+	}
+}
+
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	api := []string{

@@ -11,8 +11,13 @@ const (
 // HeaderNonce makes a signed message unlike every other.
 const HeaderNonce = "Fleet-Nonce"
 
+// signedByWorkers is the author of what workers say to each other: a name that no
+// agent can have, so that only the workers' key signs it.
+const signedByWorkers AgentID = "registry"
+
 // Author is who alone may write subject, by its tokens; false for a subject
-// that only workers and streams write.
+// that only streams write, for what workers store, and for what workers say to
+// others.
 func Author(subject string) (AgentID, bool) {
 	rest, ours := strings.CutPrefix(subject, "fleet.")
 	if !ours {
@@ -21,12 +26,26 @@ func Author(subject string) (AgentID, bool) {
 	kind, rest, _ := strings.Cut(rest, ".")
 	first, rest, _ := strings.Cut(rest, ".")
 	switch kind {
-	case "announce", "heartbeat", "progress", "result", "api", "dispatch":
+	case "announce", "heartbeat", "progress", "result", "api", "dispatch", "a2a":
 		return AgentID(first), true
 	case "mesh":
 		return AgentID(rest), true
+	case "worker", "agent":
+		return signedByWorkers, true
 	}
 	return "", false
+}
+
+// Republished reports whether subject is one at which JetStream itself tells what
+// was stored: nobody can sign that.
+func Republished(subject string) bool {
+	rest, _ := strings.CutPrefix(subject, "fleet.")
+	kind, _, _ := strings.Cut(rest, ".")
+	switch kind {
+	case "event", "runevent", "contextnews", "meshack", "webhookevent", "tick":
+		return true
+	}
+	return false
 }
 
 // identityEntries are the endpoints that keep identities.

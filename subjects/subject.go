@@ -148,6 +148,7 @@ const (
 	RunPattern             = "fleet.run.*"
 	RunEventPattern        = "fleet.runevent.*"
 	RunResultPattern       = "fleet.runresult.*.*"
+	A2AConfirmPattern      = "fleet.a2a.*.confirm.*.*"
 )
 
 // APIPattern is where noun.verb is asked for by anyone.

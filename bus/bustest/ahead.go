@@ -27,12 +27,12 @@ func (s *Server) ConnectAhead(tb testing.TB, c bus.Config) *bus.Bus {
 		tb.Fatalf("bustest: %v", err)
 	}
 	tb.Cleanup(b.Close)
-	if err := b.Canary(tb.Context()); err != nil {
-		tb.Fatalf("bustest: %v", err)
-	}
-	if by := time.Until(b.Now()); by < 300*24*time.Hour {
-		tb.Fatalf("bustest: the server is %s ahead, want %d years", by, yearsAhead)
-	}
+	Eventually(tb, "bustest: a server that is years ahead", func() bool { // a canary that takes long says nothing
+		if err := b.Canary(tb.Context()); err != nil {
+			tb.Fatalf("bustest: %v", err)
+		}
+		return time.Until(b.Now()) > 300*24*time.Hour
+	})
 	return b
 }
 

@@ -209,11 +209,10 @@ func (s *Server) Close() {
 	})
 }
 
-// probe finds a taken port before the server does, which only logs it.
+// probe finds a taken port, or an address that is not of this machine, before the
+// server does, which only logs it.
 func probe(host string, port int) error {
-	if port < 0 {
-		return nil
-	}
+	port = max(port, 0) // any that is free
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -26,7 +27,7 @@ const spare = 20 * time.Second
 // agentFlags are the flags of agent run.
 type agentFlags struct {
 	id, instance, driver         string
-	model, tier, kind            string
+	model, tier, kind, account   string
 	tiers, tools, env, set       []string
 	labels                       map[string]string
 	window                       int64
@@ -52,6 +53,7 @@ func (f *agentFlags) bind(fs *pflag.FlagSet) {
 	fs.StringVar(&f.kind, "type", "", "agent type: virtual or registered")
 	fs.StringSliceVar(&f.tools, "tools", nil, "tools that it has: what a task may require as a capability")
 	fs.StringToStringVarP(&f.labels, "label", "l", nil, "labels, as k=v")
+	fs.StringVar(&f.account, "account", "", "account that the limits of its model hold for (default: the login of --usage claude or codex)")
 	fs.IntVar(&f.parallel, "max-parallel", 1, "tasks at once")
 	fs.IntVar(&f.messages, "max-messages", 1, "messages of other agents at once, beside the tasks")
 	fs.BoolVar(&f.noMesh, "no-mesh", false, "take no messages of other agents")
@@ -92,7 +94,8 @@ skills and its health; while its card cannot be got, no task is offered.`,
   parley agent run --id upper -- tr a-z A-Z
   parley agent run --id helper --driver a2a --card https://agent.example.org --auth bearer --auth-env HELPER_TOKEN
   parley agent run --id claude --model opus --tier opus --mcp .mcp.json --repo . \
-      --env 'ANTHROPIC_*' --usage claude -- claude -p --output-format stream-json --verbose`,
+      --env 'ANTHROPIC_*' --usage claude -- \
+      claude -p --permission-mode acceptEdits --output-format stream-json --verbose --include-partial-messages`,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.runAgent(cmd.Context(), &f, args) },
 	}
 	f.bind(cmd.Flags())
@@ -134,7 +137,7 @@ func (a *app) runAgent(ctx context.Context, f *agentFlags, command []string) err
 	cfg := agent.Config{
 		ID: id, Instance: subjects.InstanceID(f.instance),
 		Model: f.model, ModelTier: f.tier, Tiers: f.tiers, ContextWindow: f.window, AgentType: f.kind,
-		Tools: f.tools, Labels: f.labels, MaxParallel: f.parallel,
+		Tools: f.tools, Labels: a.agentLabels(f), MaxParallel: f.parallel, HoldLimits: f.driver == "" || f.driver == "exec",
 		Heartbeat: f.heartbeat, Grace: time.Duration(a.conf.Grace), Repo: f.repo, Env: a.environ,
 		Log: log, Handler: handler, Watch: watch, MaxMessages: f.messages,
 		MCP: agent.MCPConfig{Interval: f.mcpInterval, Timeout: f.mcpTimeout},
@@ -225,10 +228,14 @@ func (a *app) execDriver(f *agentFlags, command []string) (agent.Handler, error)
 			return nil, usage("--set %q: expected NAME=value", kv)
 		}
 	}
+	if err := agent.AdoptOrphans(); err != nil {
+		a.logger(slog.LevelDebug).Debug("orphans of commands go to init", slog.Any("error", err))
+	}
 	dir := cmp.Or(f.dir, f.repo)
 	e, err := agent.NewExec(agent.ExecConfig{
 		Command: command, Dir: dir, Env: a.environ, Allow: f.env, Set: f.set,
 		Usage: agent.Usage(f.usage), KillAfter: f.killAfter, Stall: f.stall,
+		StateDir: filepath.Join(a.conf.Data, "tool-sessions"),
 	})
 	if err != nil {
 		return nil, usage("%w", err).next("parley agent run --help")

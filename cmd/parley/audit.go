@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,11 +80,23 @@ func (a *app) export(ctx context.Context, c *client, x *export) (err error) {
 		}
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
-	return a.readAudit(ctx, c, from, x.follow, func(b *audit.Block) error {
+	warned := false
+	skip := func() {
+		if !warned {
+			a.notice("the audit's stream has entries that are not of the audit, and are left out: parley audit verify  names them")
+		}
+		warned = true
+	}
+	return a.readAudit(ctx, c, from, x.follow, new(audit.Chain), func(b *audit.Block, is audit.Verdict) error {
+		if is == audit.IsForeign {
+			skip()
+			return nil
+		}
 		for _, text := range b.Lines {
 			l, err := handshake.DecodeLogLine([]byte(text))
 			if err != nil {
-				return failed("the audit has a line that is none: %w", err)
+				skip()
+				continue
 			}
 			if l.Timestamp.Before(from) || x.session != "" && string(l.SessionID) != x.session || x.agent != "" && string(l.AgentID) != x.agent {
 				continue
@@ -171,8 +184,9 @@ func (o *logFiles) close() error {
 	return err
 }
 
-// readAudit gives every block to f, in order; with follow until ctx ends.
-func (a *app) readAudit(ctx context.Context, c *client, from time.Time, follow bool, f func(*audit.Block) error) error {
+// readAudit gives every entry of the audit's stream to f, in order, with what
+// chain makes of it; with follow until ctx ends. One that is no block is nil.
+func (a *app) readAudit(ctx context.Context, c *client, from time.Time, follow bool, chain *audit.Chain, f func(*audit.Block, audit.Verdict) error) error {
 	req := audit.Read{Since: from}
 	patient := *c
 	patient.timeout += waitFor
@@ -190,12 +204,19 @@ func (a *app) readAudit(ctx context.Context, c *client, from time.Time, follow b
 		case err != nil:
 			return err
 		}
-		for _, raw := range r.value.Blocks {
-			b, err := audit.Decode(raw)
-			if err != nil {
-				return failed("the audit has a block that is none, after number %d: %w", req.AfterSeq, err)
+		for _, entry := range r.value.Foreign {
+			chain.AddForeign(entry)
+			if err := f(nil, audit.IsForeign); err != nil {
+				return err
 			}
-			if err := f(b); err != nil {
+		}
+		for i, raw := range r.value.Blocks {
+			b, err := audit.Decode(raw)
+			if err != nil || i >= len(r.value.Places) {
+				return failed("the answer has a block that is none, after number %d: %w", req.AfterSeq, cmp.Or(err, errors.New("it is nowhere")))
+			}
+			at := audit.Foreign{Seq: r.value.Places[i].Seq, Time: r.value.Places[i].Time, Bytes: len(raw)}
+			if err := f(b, chain.Add(b, at)); err != nil {
 				return err
 			}
 		}
@@ -218,6 +239,10 @@ type verified struct {
 	Since  string `json:"since,omitempty"`
 	Hash   string `json:"hash"` // of the last block
 	Broken string `json:"broken,omitempty"`
+	// Foreign are entries of the stream that are not of the audit, the first of
+	// them by name.
+	Foreign      []audit.Foreign `json:"foreign,omitempty"`
+	ForeignCount int             `json:"foreign_count,omitzero"`
 }
 
 func (a *app) auditVerify() *cobra.Command {
@@ -225,7 +250,8 @@ func (a *app) auditVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Prove that nothing of the audit was changed or taken out", Args: cobra.NoArgs,
 		Long: `Read the whole audit, and check that each block follows the one before it and is
-as it was sealed; if not, say where. The audit begins where its limits have left
+as it was sealed; if not, say where. Entries that somebody else has put into its
+stream are named; they hide nothing. The audit begins where its limits have left
 it. Whoever can write to the store could write all of it anew: note the hash
 elsewhere, and check with --expect that it is still part of the audit.`,
 		RunE: a.ask(func(ctx context.Context, c *client, _ []string) error {
@@ -241,6 +267,9 @@ elsewhere, and check with --expect that it is still part of the audit.`,
 				a.print(fmt.Sprintf("%s lines, %d to %d, since %s: nothing was changed", thousands(int64(v.Lines)), v.First, v.Last, v.Since))
 				a.print("hash " + v.Hash)
 			}
+			if !a.json() {
+				a.printForeign(v)
+			}
 			if v.Broken != "" {
 				return failed("the audit is not as it was written: %s", v.Broken).next("compare it with an earlier export or backup")
 			}
@@ -251,32 +280,47 @@ elsewhere, and check with --expect that it is still part of the audit.`,
 	return cmd
 }
 
+// printForeign names what is in the stream and not of the audit.
+func (a *app) printForeign(v *verified) {
+	if v.ForeignCount == 0 {
+		return
+	}
+	a.print(fmt.Sprintf("%d entries of the stream are not of the audit, and hide nothing of it:", v.ForeignCount))
+	for _, f := range v.Foreign {
+		a.print(fmt.Sprintf("  number %d, %d bytes, of %s: %s", f.Seq, f.Bytes, f.Time.UTC().Format(time.RFC3339), oneLine(f.Reason)))
+	}
+	if n := v.ForeignCount - len(v.Foreign); n > 0 {
+		a.print(fmt.Sprintf("  and %d more", n))
+	}
+}
+
 // verifyAudit walks the chain.
 func (a *app) verifyAudit(ctx context.Context, c *client, expect string) (*verified, error) {
 	v := &verified{}
-	var prev *audit.Block
-	seen := expect == ""
-	errBroken := errors.New("broken")
-	err := a.readAudit(ctx, c, time.Time{}, false, func(b *audit.Block) error {
-		if err := audit.Check(prev, b); err != nil {
-			v.Broken = err.Error()
-			return errBroken
+	chain := new(audit.Chain)
+	seen, some := expect == "", false
+	err := a.readAudit(ctx, c, time.Time{}, false, chain, func(b *audit.Block, is audit.Verdict) error {
+		some = true
+		if is != audit.Follows {
+			return nil
 		}
-		if prev == nil {
+		if v.Lines == 0 {
 			v.First, v.Since = b.First, b.Day
 			seen = seen || b.Prev == expect
 		}
 		seen = seen || b.Hash == expect
 		v.Lines += uint64(len(b.Lines))
-		v.Last, v.Hash, prev = b.Next()-1, b.Hash, b
+		v.Last, v.Hash = b.Next()-1, b.Hash
 		return nil
 	})
+	v.Foreign, v.ForeignCount = chain.Foreign, len(chain.Foreign)+chain.More
+	broken := chain.Broken()
 	switch {
-	case errors.Is(err, errBroken):
-		return v, nil
 	case err != nil:
 		return nil, err
-	case prev == nil:
+	case broken != nil:
+		v.Broken = broken.Error()
+	case !some:
 		return nil, subjects.Errorf(subjects.CodeNotFound, "the audit is empty")
 	case !seen:
 		v.Broken = "the hash " + expect + " is not part of it"

@@ -239,6 +239,10 @@ func (c *client) unanswered(err error, noun, verb string) error {
 		return p.next("parley serve --workers " + worker + "  starts one; parley up starts everything on this machine")
 	case errors.Is(err, bus.ErrTimeout):
 		p.what = "no answer to " + noun + " " + verb + " within " + cmp.Or(roughly(c.timeout), "time") + " (unavailable)"
+		if look := lookFirst(noun, verb); look != "" {
+			p.where = "it may have been done all the same, and a repeat would do it again"
+			return p.next(look + "  tells whether it was done")
+		}
 		p.where = "it may have been done all the same; repeating it is safe"
 		return p.next("repeat the command, with a longer --timeout if need be")
 	case errors.Is(err, bus.ErrDenied):

@@ -31,10 +31,13 @@ type demoAgent struct {
 	killed bool
 }
 
+// demoGone is how long an agent may take to end before it is killed.
+const demoGone = 30 * time.Second
+
 // demoPace are the arguments of every agent that make the story quick and its
 // tables narrow.
 func demoPace() []string {
-	return []string{"--instance", "main", "--heartbeat", "500ms", "--mcp-timeout", "1s"}
+	return []string{"--instance", "main", "--heartbeat", "1s", "--mcp-timeout", "1s"}
 }
 
 // hire starts an agent. told are the arguments that the story shows.
@@ -85,7 +88,7 @@ func (p *demoAgent) leave() { _ = p.stdin.Close() } // it may have gone already
 
 // gone waits until the agent has ended.
 func (p *demoAgent) gone() error {
-	over := time.NewTimer(5 * time.Second)
+	over := time.NewTimer(demoGone)
 	defer over.Stop()
 	select {
 	case <-p.done:

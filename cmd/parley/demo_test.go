@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"parley/bus/bustest"
 )
 
 var updateDemo = flag.Bool("update-demo", false, "write the story as it is told into testdata")
@@ -46,13 +48,9 @@ func testTold(t *testing.T, cmd *exec.Cmd, dir string) {
 	t.Helper()
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	begin := time.Now()
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("parley demo: %v\n%s%s", err, out, stderr.String())
-	}
-	if took := time.Since(begin); took > time.Minute {
-		t.Errorf("it took %s", took)
 	}
 	if stderr.Len() > 0 {
 		t.Errorf("it complains:\n%s", stderr.String())
@@ -82,13 +80,9 @@ func testTeam(t *testing.T, cmd *exec.Cmd, dir string) {
 	cmd.Args = append(cmd.Args, "--story", "team")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	begin := time.Now()
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("parley demo --story team: %v\n%s%s", err, out, stderr.String())
-	}
-	if took := time.Since(begin); took > time.Minute {
-		t.Errorf("it took %s", took)
 	}
 	empty(t, dir)
 	story := string(out)
@@ -180,7 +174,7 @@ func left(t *testing.T, dir string) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	var pids []string
-	for range 600 {
+	for over := time.Now().Add(bustest.Patience); time.Now().Before(over); {
 		if pids = processes(t, dir); len(pids) == 0 {
 			return
 		}

@@ -33,7 +33,7 @@ disk and clocks, whether what was acknowledged survives a power cut, workers tha
 are missing, work that nobody takes or that is past its time, whether the records
 of the latest tasks, sessions and runs are sound and the newest blocks of the
 audit unchanged, whether humans can be told and are, what waits for them, and what
-could not be delivered. What is wrong is
+could not be delivered or not be read. What is wrong is
 
   critical  what was acknowledged may be lost, or anybody may come in
   major     work stands still, or soon will
@@ -87,7 +87,7 @@ func (a *app) examine(ctx context.Context, c *client) []finding {
 	if len(pages) == 0 {
 		unasked = c.bus.OtherServers()
 	}
-	list = append(list, a.access(ctx), doors(services, unheard), serverFinding(server, err, unasked), versions(services, unheard, pages), workerClocks(services, unheard))
+	list = append(list, a.access(ctx), doors(services, unheard), foreign(services, unheard, a.now()), serverFinding(server, err, unasked), versions(services, unheard, pages), workerClocks(services, unheard))
 	err = c.bus.Provision(ctx, bus.Provisioning{Mode: bus.ProvisionVerify, Replicas: a.conf.Replicas})
 	list = append(list, judgeSeen("streams", err, "as they must be, on files", "parley serve --provision create  makes what is missing"),
 		taken("writes", c.bus.Canary(ctx)), a.synced(ctx, c.bus, pages, unread))
@@ -166,7 +166,7 @@ func (a *app) synced(ctx context.Context, b *bus.Bus, pages []*varz, unread erro
 	var d bus.Durability
 	err := bus.ErrNoResponders
 	for _, service := range []string{"fleet", "escalation", "webhooks", "registry"} {
-		try, cancel := context.WithTimeout(ctx, patience)
+		try, cancel := context.WithTimeout(ctx, 5*patience)
 		d, err = b.ServiceDurability(try, service)
 		cancel()
 		if err == nil {

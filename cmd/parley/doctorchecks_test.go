@@ -17,6 +17,11 @@ import (
 )
 
 // TestDoctorOfStorage provokes each thing that is said of servers and streams.
+// junkOf are two processes that have skipped the same.
+func junkOf(s bus.Skipped) []bus.ServiceInfo {
+	return []bus.ServiceInfo{{Process: "a", Skipped: []bus.Skipped{s}}, {Process: "b", Skipped: []bus.Skipped{s}}}
+}
+
 func TestDoctorOfStorage(t *testing.T) {
 	t.Parallel()
 	well := bus.StreamFigures{Name: "FLEET_TASKS", Bytes: 10, MaxBytes: 100, Replicas: 3, Leader: "n1", Asked: noon, Msgs: 1, First: ago1(time.Hour)}
@@ -63,6 +68,11 @@ func TestDoctorOfStorage(t *testing.T) {
 		{"a clock that is late", clocks([]bus.StreamFigures{well}, noon.Add(3*time.Second), 0), "clocks", false, "n1"},
 		{"a clock that is early", clocks(change(func(s *bus.StreamFigures) { s.Asked, s.Leader = noon.Add(time.Minute), "n2" }), noon, 0), "clocks", false, "n2"},
 		{"a slow answer", clocks([]bus.StreamFigures{well}, noon.Add(3*time.Second), 2*time.Second), "clocks", true, "agree"},
+		{"no junk", foreign([]bus.ServiceInfo{{Name: "audit"}}, nil, noon), "junk", true, "every message can be read"},
+		{"stored junk", foreign(junkOf(bus.Skipped{Place: "FLEET_AUDIT", Count: 3, Subject: "fleet.audit", Seq: 7, Reason: "no\nJSON"}), nil, noon), "junk", false, "FLEET_AUDIT: 3 skipped, the first is message 7 on fleet.audit: no JSON"},
+		{"its command", foreign(junkOf(bus.Skipped{Place: "FLEET_AUDIT", Count: 3, Subject: "fleet.audit", Seq: 7}), nil, noon), "junk", false, "nats stream rmm FLEET_AUDIT 7  removes it"},
+		{"junk of now", foreign(junkOf(bus.Skipped{Place: "fleet.heartbeat", Count: 2, Subject: "fleet.heartbeat.a.b", Last: noon}), nil, noon), "junk", false, "fleet.heartbeat: 2 skipped, the first is on fleet.heartbeat.a.b"},
+		{"junk of yesterday", foreign(junkOf(bus.Skipped{Place: "fleet.heartbeat", Count: 2, Last: ago1(24 * time.Hour)}), nil, noon), "junk", true, "every"},
 		{"a worker's clock", workerClocks([]bus.ServiceInfo{{Name: "runs", ID: "R1"}, {Name: "fleet", ID: "F1", ClockAhead: -time.Minute}}, nil), "worker clocks", false, "that of fleet F1 is 1m behind the servers'"},
 		{"one that is ahead", workerClocks([]bus.ServiceInfo{{Name: "fleet", ID: "F1", ClockAhead: 5 * time.Minute}}, nil), "worker clocks", false, "that of fleet F1 is 5m ahead of the servers'"},
 		{"a worker that is right", workerClocks([]bus.ServiceInfo{{Name: "fleet", ClockAhead: time.Second}}, nil), "worker clocks", true, "agree"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -161,6 +162,49 @@ func past(w *work, now time.Time) finding {
 	return f
 }
 
+// lately is how long ago a message that is not stored counts as a finding.
+const lately = time.Hour
+
+// foreign is whether workers had to skip messages that they could not read:
+// those that are stored, and those of the last hour.
+func foreign(list []bus.ServiceInfo, err error, now time.Time) finding {
+	const check = "junk"
+	if f, ok := unknown(check, err); ok {
+		return f
+	}
+	if err != nil {
+		return judge(check, err, "", seeServers)
+	}
+	most := map[string]bus.Skipped{} // by place: processes read the same messages
+	for i := range list {
+		for _, s := range list[i].Skipped {
+			if s.Seq == 0 && now.Sub(s.Last) > lately {
+				continue
+			}
+			if was, ok := most[s.Place]; !ok || s.Count > was.Count {
+				most[s.Place] = s
+			}
+		}
+	}
+	if len(most) == 0 {
+		return finding{Check: check, OK: true, Found: "every message can be read"}
+	}
+	var bad []string
+	const keepOut = "docs/guide/security.md  keeps out whoever sends them"
+	then := ""
+	for _, place := range slices.Sorted(maps.Keys(most)) {
+		s := most[place]
+		where, see := "on "+s.Subject, fmt.Sprintf("nats sub '%s.>'  shows what else comes; ", place)
+		if s.Seq != 0 {
+			where = fmt.Sprintf("message %d %s", s.Seq, where)
+			see = fmt.Sprintf("nats stream get %s %d  shows it,  nats stream rmm %s %d  removes it; ", place, s.Seq, place, s.Seq)
+		}
+		then += see
+		bad = append(bad, fmt.Sprintf("%s: %d skipped, the first is %s: %s", place, s.Count, where, oneLine(s.Reason)))
+	}
+	return finding{Check: check, Found: strings.Join(bad, "; "), Then: then + keepOut}
+}
+
 // newestBlocks is how many blocks of the audit are checked.
 const newestBlocks = 20
 
@@ -185,16 +229,23 @@ func newest(ctx context.Context, b *bus.Bus) finding {
 // sealed.
 func chained(stored []bus.Msg) finding {
 	const then = "parley audit verify  looks at all of it; compare it with an earlier export or backup"
-	var prev *audit.Block
+	chain := new(audit.Chain)
 	for _, m := range stored {
+		at := audit.Foreign{Seq: m.Seq, Time: m.Time, Bytes: len(m.Data)}
 		b, err := audit.Decode(m.Data)
-		if err == nil {
-			err = audit.Check(prev, b)
-		}
 		if err != nil {
-			return judge("audit", errors.New("it is not as it was written: "+err.Error()), "", then)
+			at.Reason = "no block of this audit"
+			chain.AddForeign(at)
+			continue
 		}
-		prev = b
+		chain.Add(b, at)
 	}
-	return finding{Check: "audit", OK: true, Found: fmt.Sprintf("the newest %d blocks are as they were written", len(stored))}
+	if err := chain.Broken(); err != nil {
+		return judge("audit", errors.New("it is not as it was written: "+err.Error()), "", then)
+	}
+	found := fmt.Sprintf("the newest %d blocks are as they were written", len(stored)-len(chain.Foreign))
+	if n := len(chain.Foreign); n > 0 {
+		found += fmt.Sprintf("; %d entries there are not of the audit and hide nothing of it, the first is %s", n, chain.Foreign[0])
+	}
+	return finding{Check: "audit", OK: true, Found: found}
 }

@@ -78,7 +78,7 @@ func TestDoctorOfWork(t *testing.T) {
 		{"an audit", chained(blocks(func([]*audit.Block) {})), "audit", true, "newest 2 blocks"},
 		{"a line that was changed", chained(blocks(func(b []*audit.Block) { b[2].Lines[0] = "{0}" })), "audit", false, "has been changed"},
 		{"a block that was replaced", chained(blocks(func(b []*audit.Block) { b[2].Prev = "x" })), "audit", false, "does not follow"},
-		{"no block at all", chained([]bus.Msg{{Data: []byte("?")}}), "audit", false, "not as it was written"},
+		{"no block at all", chained([]bus.Msg{{Seq: 7, Data: []byte("?")}}), "audit", true, "the newest 0 blocks are as they were written; 1 entries there are not of the audit and hide nothing of it, the first is number 7: no block"},
 	} {
 		wants(t, map[string]finding{c.got.Check: c.got}, c.check, c.ok, c.found)
 		if !c.ok {

@@ -141,9 +141,9 @@ func (a *app) escalationShow() *cobra.Command {
 			g.fact("Who", whoSees(al))
 			g.print()
 			if len(al.Tasks) > 0 {
-				g := a.grid(waiting(al.Count), []string{"Task", "From", "Since", "Gives up", "Tokens", "Brief", "Why"}, "Why")
+				g := a.grid(waiting(al.Count), []string{"Task", "Record", "From", "Since", "Gives up", "Tokens", "Brief", "Why"}, "Why")
 				for _, t := range al.Tasks {
-					g.add(string(t.TaskID), string(t.From), a.when(t.Since), a.when(t.GiveUpAt), thousands(t.TokensSpent), oneLine(t.Brief), string(t.Code)+": "+oneLine(t.Message))
+					g.add(string(t.TaskID), t.Seq, string(t.From), a.when(t.Since), a.when(t.GiveUpAt), thousands(t.TokensSpent), oneLine(t.Brief), string(t.Code)+": "+oneLine(t.Message))
 				}
 				g.print()
 				a.notice("parley escalation retry|reassign|answer|complete|cancel %s", al.AlertID)
@@ -176,7 +176,9 @@ func (a *app) escalationAck() *cobra.Command {
 // escalationDecide makes the command of one decision, with so many arguments
 // after the id; -1: words.
 func (a *app) escalationDecide(verb, use, short string, n int) *cobra.Command {
-	return &cobra.Command{
+	var seq uint64
+	var request requestID
+	cmd := &cobra.Command{
 		Use: verb + " " + use, Short: short,
 		Long: short + ".\n\nID is an alert, and all its tasks are meant, or one task of it.",
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -186,7 +188,7 @@ func (a *app) escalationDecide(verb, use, short string, n int) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			q := fleet.EscalationAnswer{ID: args[0]}
+			q := fleet.EscalationAnswer{ID: args[0], Seq: seq, RequestID: request.value()}
 			switch verb {
 			case fleet.VerbReassign:
 				q.AgentID = subjects.AgentID(args[1])
@@ -202,10 +204,14 @@ func (a *app) escalationDecide(verb, use, short string, n int) *cobra.Command {
 			return a.ask(func(ctx context.Context, c *client, _ []string) error {
 				r, err := call[fleet.EscalationAnswered](ctx, c, "escalation", verb, q)
 				if err != nil {
-					return err
+					return request.repeatable(err)
 				}
 				if a.json() {
 					return a.printJSON(r.raw)
+				}
+				if r.value.Duplicate {
+					a.notice("%s: that answer was taken before; it counts once", verb)
+					return nil
 				}
 				a.notice("%s: %d of %d tasks so far", verb, r.value.Applied, r.value.Tasks)
 				for _, p := range r.value.Problems {
@@ -215,6 +221,9 @@ func (a *app) escalationDecide(verb, use, short string, n int) *cobra.Command {
 			})(cmd, args)
 		},
 	}
+	cmd.Flags().Uint64Var(&seq, "seq", 0, "of a task: the record that you have seen (escalation show); refused if the task has gone on since")
+	request.bind(cmd.Flags())
+	return cmd
 }
 
 // result is what a person hands in: a TASK_RESULT as it is, any other JSON or

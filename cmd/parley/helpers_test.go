@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -65,7 +66,7 @@ func (b *buffer) String() string {
 // waitFor waits until the output has text, and returns all of it.
 func (b *buffer) waitFor(t *testing.T, text string) string {
 	t.Helper()
-	over := time.After(30 * time.Second)
+	over := time.After(bustest.Patience)
 	for !strings.Contains(b.String(), text) {
 		select {
 		case <-b.grown:
@@ -113,6 +114,19 @@ func (s *shell) pipe(t *testing.T, stdin string, args ...string) ran {
 	return ran{code, stdout.String(), stderr.String()}
 }
 
+// patiently runs a command that waits for what does not come, and ends it with what
+// did. On a busy machine even that takes a while: it may wait longer each time, until
+// it says text.
+func (s *shell) patiently(t *testing.T, text string, args ...string) ran {
+	t.Helper()
+	for within := time.Second; ; within *= 4 {
+		r := s.run(t, append(slices.Clone(args), "--timeout", within.String())...)
+		if strings.Contains(r.stderr, text) || within > bustest.Patience {
+			return r
+		}
+	}
+}
+
 // job is a command that runs in the background.
 type job struct {
 	stdout, stderr *buffer
@@ -140,7 +154,7 @@ func (j *job) end(t *testing.T) int {
 	case code := <-j.done:
 		j.done <- code
 		return code
-	case <-time.After(time.Minute):
+	case <-time.After(bustest.Patience):
 		t.Errorf("the command does not end; it said:\n%s%s", j.stdout, j.stderr)
 		return -1
 	}

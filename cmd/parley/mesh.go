@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"fmt"
 	"slices"
 	"strconv"
@@ -31,6 +30,7 @@ type letterFlags struct {
 	to                   []string
 	action, thread, task string
 	ref, file, name      string
+	request              requestID
 }
 
 func (f *letterFlags) bind(a *app, cmd *cobra.Command) {
@@ -42,6 +42,7 @@ func (f *letterFlags) bind(a *app, cmd *cobra.Command) {
 	fs.StringVar(&f.task, "task", a.getenv("PARLEY_TASK_ID"), "task in whose service it is sent (default: PARLEY_TASK_ID)")
 	fs.StringVar(&f.name, "name", "", "name of the sender, for people to read")
 	fs.StringVarP(&f.file, "file", "f", "", "read the text from a file, - for standard input")
+	f.request.bind(fs)
 	complete(cmd, "action", string(mesh.Do), string(mesh.Info))
 	a.completeFlag(cmd, "to", a.completeAgents)
 }
@@ -77,10 +78,16 @@ func (a *app) trace() string {
 	return ""
 }
 
-// post sends a message, under an id of its own so that a repeat is the same one.
-func post(ctx context.Context, c *client, m *mesh.Message, to string) (reply[mesh.Sent], error) {
-	m.To, m.MessageID = subjects.AgentID(to), mesh.MessageID(strings.ToLower(rand.Text()))
-	return call[mesh.Sent](ctx, c, "mesh", "send", m)
+// post sends a message to the i-th of those that it is for. Its id is that of the
+// request, so that a repeat is the same message; of several, each has its own.
+func (f *letterFlags) post(ctx context.Context, c *client, m *mesh.Message, to []string, i int) (reply[mesh.Sent], error) {
+	id := f.request.value()
+	if len(to) > 1 {
+		id += "-" + strconv.Itoa(i+1)
+	}
+	m.To, m.MessageID = subjects.AgentID(to[i]), mesh.MessageID(id)
+	r, err := call[mesh.Sent](ctx, c, "mesh", "send", m)
+	return r, f.request.repeatable(err)
 }
 
 func (a *app) meshSend() *cobra.Command {
@@ -108,8 +115,8 @@ PARLEY_TASK_ID say what it belongs to.`,
 				m.Reply = mesh.No
 			}
 			return a.ask(func(ctx context.Context, c *client, _ []string) error {
-				for _, to := range f.to {
-					r, err := post(ctx, c, m, to)
+				for i := range f.to {
+					r, err := f.post(ctx, c, m, f.to, i)
 					if err != nil {
 						return err
 					}
@@ -191,7 +198,7 @@ when as many have answered as were wanted: all, the first, or --quorum of them.`
 			m.Reply, m.Collect = mesh.Yes, true
 			m.ReplyTimeoutSeconds, m.TTLSeconds = limit.Seconds(), limit.Seconds()
 			return a.ask(func(ctx context.Context, c *client, _ []string) error {
-				return a.gather(ctx, c, m, f.to, need, limit)
+				return a.gather(ctx, c, &f, m, need, limit)
 			})(cmd, args)
 		},
 	}
@@ -202,17 +209,17 @@ when as many have answered as were wanted: all, the first, or --quorum of them.`
 }
 
 // gather asks, waits and prints.
-func (a *app) gather(ctx context.Context, c *client, m *mesh.Message, to []string, need int, limit time.Duration) error {
+func (a *app) gather(ctx context.Context, c *client, f *letterFlags, m *mesh.Message, need int, limit time.Duration) error {
 	var ids []mesh.MessageID
-	for _, agent := range to {
-		r, err := post(ctx, c, m, agent)
+	for i := range f.to {
+		r, err := f.post(ctx, c, m, f.to, i)
 		if err != nil {
 			return err
 		}
 		ids = append(ids, r.value.MessageID)
 		m.ThreadID = r.value.ThreadID
 	}
-	a.notice("asked %s, thread %s", strings.Join(to, ", "), m.ThreadID)
+	a.notice("asked %s, thread %s", strings.Join(f.to, ", "), m.ThreadID)
 	patient := *c
 	patient.timeout = waitFor + c.timeout
 	begin := a.now()

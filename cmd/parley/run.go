@@ -28,6 +28,7 @@ func (a *app) runCommand() *cobra.Command {
 
 func (a *app) runStart() *cobra.Command {
 	var wait bool
+	var request requestID
 	cmd := &cobra.Command{
 		Use: "start FILE", Short: "Start a run from a file in YAML or JSON, - for standard input", Args: one("file"),
 		Long: `Start a run and print its id. The file says which agents do what, and what
@@ -42,9 +43,12 @@ Started again with the same task_id, it is the same run.`,
 			if err != nil {
 				return err
 			}
-			return a.ask(func(ctx context.Context, c *client, _ []string) error { return a.startRun(ctx, c, d, wait, "") })(cmd, args)
+			return a.ask(func(ctx context.Context, c *client, _ []string) error {
+				return a.startRun(ctx, c, d, &request, wait, "")
+			})(cmd, args)
 		},
 	}
+	request.bind(cmd.Flags())
 	cmd.Flags().BoolVarP(&wait, "wait", "w", false, "follow it to its end and print the output")
 	return cmd
 }
@@ -59,13 +63,21 @@ func (a *app) definition(file string) (*runwire.Definition, error) {
 	return runwire.Read(data)
 }
 
-func (a *app) startRun(ctx context.Context, c *client, d *runwire.Definition, wait bool, file string) error {
-	if d.TaskID == "" { // so that a repeat after a time-out is the same run
-		d.TaskID = subjects.RunID("run-" + strings.ToLower(rand.Text()[:16]))
+// startRun starts a run. One without an id has that of the request, so that a
+// repeat is the same run.
+func (a *app) startRun(ctx context.Context, c *client, d *runwire.Definition, request *requestID, wait bool, file string) error {
+	if d.TaskID == "" {
+		if request.id == "" {
+			request.id = "run-" + strings.ToLower(rand.Text()[:16])
+		}
+		d.TaskID = subjects.RunID(request.id)
 	}
 	r, err := call[runwire.Started](ctx, c, "run", "start", d)
+	if isUnclear(err) && request.id == "" { // the file names the run
+		return explain(err).because("it may have been started all the same").next("repeat the command: it is run " + string(d.TaskID) + ", once")
+	}
 	if err != nil {
-		return err
+		return request.repeatable(err)
 	}
 	id := r.value.RunID
 	if !wait {
@@ -137,6 +149,7 @@ run as a tree that is drawn anew as things happen, elsewhere a line for each cha
 
 func (a *app) runRerun() *cobra.Command {
 	var wait bool
+	var request requestID
 	cmd := &cobra.Command{
 		Use: "rerun RUN", Short: "Start a new run with the same inputs", Args: one("run id"),
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
@@ -146,9 +159,10 @@ func (a *app) runRerun() *cobra.Command {
 			}
 			d := r.value.Definition
 			d.TaskID = ""
-			return a.startRun(ctx, c, &d, wait, "")
+			return a.startRun(ctx, c, &d, &request, wait, "")
 		}),
 	}
+	request.bind(cmd.Flags())
 	cmd.Flags().BoolVarP(&wait, "wait", "w", false, "follow it to its end and print the output")
 	return cmd
 }
@@ -279,6 +293,7 @@ file is a run, which is drawn in the colours of its states.`,
 func (a *app) orchestrateCommand() *cobra.Command {
 	var agents []string
 	var file string
+	var request requestID
 	limit := span(time.Hour)
 	cmd := &cobra.Command{
 		Use: "orchestrate --agents A,B,C [BRIEF…]", Short: "Have agents work one after the other, each with what came before",
@@ -300,12 +315,15 @@ before it. The output document goes to standard output, or to a file.`,
 			if _, err := runwire.Decode(fleet.MustEncode(d)); err != nil {
 				return err
 			}
-			return a.ask(func(ctx context.Context, c *client, _ []string) error { return a.startRun(ctx, c, d, true, file) })(cmd, args)
+			return a.ask(func(ctx context.Context, c *client, _ []string) error {
+				return a.startRun(ctx, c, d, &request, true, file)
+			})(cmd, args)
 		},
 	}
 	bind(cmd.Flags(), a.conf, append([]string{"as"}, connectionFlags...)...)
 	cmd.Flags().StringSliceVar(&agents, "agents", nil, "the agents, in their sequence (required)")
 	cmd.Flags().StringVar(&file, "output", "", "write the output document to a file")
+	request.bind(cmd.Flags())
 	cmd.Flags().Var(&limit, "session-timeout", "how long all of it may take; a number alone is of seconds")
 	a.completeFlag(cmd, "agents", a.completeAgents)
 	return cmd

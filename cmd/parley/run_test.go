@@ -121,7 +121,7 @@ agents:
   - {agent_id: fine, dependencies: [slow], brief: x}
 `)
 	s.run(t, "run", "start", file).check(t, 0, "slow", "")
-	s.run(t, "run", "output", "slow", "--timeout", "1s").check(t, 38, "", "no output yet")
+	s.patiently(t, "no output yet", "run", "output", "slow").check(t, 38, "", "no output yet")
 	s.run(t, "run", "pause", "slow").check(t, 0, "", "run slow is paused")
 	s.run(t, "run", "resume", "slow").check(t, 0, "", "run slow is running")
 	s.run(t, "run", "retry", "slow").check(t, 10, "", "running still")

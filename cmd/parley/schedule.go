@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -278,16 +277,17 @@ func (a *app) printSchedule(v *schedule.View) {
 
 func (a *app) scheduleRunNow() *cobra.Command {
 	var of string
+	var request requestID
 	cmd := &cobra.Command{
 		Use: "run-now NAME", Aliases: []string{"run"}, Short: "Do it once now, whatever the clock says", Args: one("schedule"),
 		Long: `Do what a schedule does once now, and print the id of the task, run or message. It
 waits for what was begun before, unless the schedule cancels that.`,
 		RunE: a.ask(func(ctx context.Context, c *client, args []string) error {
 			r, err := call[schedule.RunNowReply](ctx, c, "schedule", "run", schedule.RunNow{
-				Ref: schedule.Ref{Name: schedule.Name(args[0]), From: subjects.AgentID(of)}, RequestID: strings.ToLower(rand.Text()),
+				Ref: schedule.Ref{Name: schedule.Name(args[0]), From: subjects.AgentID(of)}, RequestID: request.value(),
 			})
 			if err != nil {
-				return err
+				return request.repeatable(err)
 			}
 			if a.json() {
 				return a.printJSON(r.raw)
@@ -296,6 +296,7 @@ waits for what was begun before, unless the schedule cancels that.`,
 			return nil
 		}),
 	}
+	request.bind(cmd.Flags())
 	a.ofFlag(cmd, &of)
 	return cmd
 }

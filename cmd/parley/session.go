@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -208,6 +207,7 @@ type addition struct {
 	shared                             map[string]string
 	after                              uint64
 	redact                             bool
+	request                            requestID
 }
 
 func (a *app) sessionAppend() *cobra.Command {
@@ -229,7 +229,7 @@ with session fetch. What looks like a secret is refused; --redact masks it.`,
 		}
 		r, err := call[handshake.Appended](ctx, c, "session", "append", req)
 		if err != nil {
-			return err
+			return n.request.repeatable(err)
 		}
 		if a.json() {
 			return a.printJSON(r.raw)
@@ -248,6 +248,7 @@ with session fetch. What looks like a secret is refused; --redact masks it.`,
 	f.StringVar(&n.task, "task", "", "the task whose work it is")
 	f.StringToStringVar(&n.shared, "share", nil, "data for all, as name=value; a value may be JSON")
 	f.Uint64Var(&n.after, "after", 0, "refuse it if the context has a later version than this")
+	n.request.bind(f)
 	f.BoolVar(&n.redact, "redact", false, "mask what looks like a secret instead of refusing it")
 	return cmd
 }
@@ -256,7 +257,7 @@ with session fetch. What looks like a secret is refused; --redact masks it.`,
 // is safe.
 func (a *app) addition(ctx context.Context, c *client, n *addition, args []string) (*handshake.Append, error) {
 	req := &handshake.Append{
-		SessionID: subjects.SessionID(args[0]), Token: a.conf.Session, Redact: n.redact, Key: uuid.NewString(),
+		SessionID: subjects.SessionID(args[0]), Token: a.conf.Session, Redact: n.redact, Key: n.request.value(),
 		Entry: handshake.Entry{Status: n.status, OutputFile: n.outputFile, TaskID: subjects.TaskID(n.task)},
 	}
 	if n.findings != "" {

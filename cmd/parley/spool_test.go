@@ -58,7 +58,7 @@ func TestSpoolsOfProcessesThatAreGone(t *testing.T) {
 		if got != "fleet.result.bob.t1" {
 			t.Errorf("heard %s, want the result of t1", got)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(bustest.Patience):
 		t.Fatal("what is in spool 1 is not handed in")
 	}
 	bustest.Eventually(t, "an empty spool", func() bool { _, err := os.Stat(gone); return os.IsNotExist(err) })

@@ -263,7 +263,7 @@ func TestUpStaysOnThisMachine(t *testing.T) {
 	// Where it asks who connects, they may: this fails for want of that address.
 	dir := filepath.Join(t.TempDir(), "fleet")
 	s.run(t, "auth", "init", dir).check(t, 0, "parley up --auth "+dir, "")
-	s.run(t, "up", "--auth", dir, "--host", "192.0.2.1", "--port", "-1", "--http", "off").check(t, exitFailed, "", "192.0.2.1")
+	s.run(t, "up", "--auth", dir, "--host", "192.0.2.1", "--port", "-1", "--http", "off").check(t, exitFailed, "", "listen on 192.0.2.1:0")
 	// Loopback is wherever 127/8 is; --insecure changes nothing there.
 	j := s.start(t, "up", "--host", "127.0.0.2", "--insecure", "--port", "-1", "--http", "off", "--sync=1m")
 	if out := j.stdout.waitFor(t, "Next"); !strings.Contains(out, "open: whoever reaches it") {

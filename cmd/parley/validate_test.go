@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"parley/bus"
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -121,9 +122,9 @@ func TestChecksFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = taken.Unsubscribe() })
-	c := &client{bus: b, from: "operator", timeout: patience, server: "here"}
+	c := &client{bus: b, from: "operator", timeout: bustest.Patience, server: "here"}
 	v := &validation{
-		app: &app{conf: &config{}}, c: c, stranger: &client{bus: b, from: "stranger", timeout: patience}, id: "x",
+		app: &app{conf: &config{}}, c: c, stranger: &client{bus: b, from: "stranger", timeout: bustest.Patience}, id: "x",
 		agents: []subjects.AgentID{"one"}, faulty: [2]subjects.AgentID{"two", "three"},
 		session: handshake.Opened{Session: handshake.Session{SessionID: "a2a-20251122T120000Z-7f3a9c21", ExpiresAt: noon}, Token: "parley1.a.b.cccc"},
 	}

@@ -62,7 +62,16 @@ func (b *Block) sum() string {
 }
 
 // Decode reads a block as it is stored.
-func Decode(data []byte) (*Block, error) { return fleet.DecodeStored[Block](data) }
+func Decode(data []byte) (*Block, error) {
+	b, err := fleet.DecodeStored[Block](data)
+	if err == nil {
+		err = nested(b)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
 
 // Check says what is wrong with b as the block after prev; nil for prev when b
 // is the oldest that there is.
@@ -124,11 +133,20 @@ type Read struct {
 	WaitSeconds float64   `json:"wait_seconds,omitzero"` // for the next one; at most 60
 }
 
-// ReadReply is some blocks; More says that the next page is not empty.
+// ReadReply is some blocks; More says that the next page is not empty. A block
+// may be one that does not follow the one before it: see Chain.
 type ReadReply struct {
-	Blocks []json.RawMessage `json:"blocks"`
-	Seq    uint64            `json:"seq"` // to ask for what follows
-	More   bool              `json:"more,omitzero"`
+	Blocks  []json.RawMessage `json:"blocks"`
+	Places  []Place           `json:"places"`            // of the blocks in the stream, one for each
+	Foreign []Foreign         `json:"foreign,omitempty"` // entries in between that are no blocks
+	Seq     uint64            `json:"seq"`               // to ask for what follows
+	More    bool              `json:"more,omitzero"`
+}
+
+// Place is where an entry of the audit's stream is.
+type Place struct {
+	Seq  uint64    `json:"seq"`
+	Time time.Time `json:"time"`
 }
 
 // DecodeRead reads a Read.

@@ -32,28 +32,75 @@ func chain() []*audit.Block {
 	return list
 }
 
-// check walks a chain as a reader does: from what is stored.
-func check(blocks []*audit.Block) error {
-	var prev *audit.Block
-	for _, b := range blocks {
+// walk walks a chain as a reader does: from what is stored.
+func walk(t *testing.T, blocks []*audit.Block) *audit.Chain {
+	t.Helper()
+	c := new(audit.Chain)
+	for i, b := range blocks {
 		stored, err := audit.Decode(fleet.MustEncode(b))
-		if err == nil {
-			err = audit.Check(prev, stored)
-		}
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
-		prev = stored
+		c.Add(stored, audit.Foreign{Seq: uint64(i + 1)})
 	}
-	return nil
+	return c
+}
+
+// TestForeign: what others put into the stream is named, wherever it is, and
+// hides nothing; what was done to the audit itself is still found beside it.
+func TestForeign(t *testing.T) {
+	t.Parallel()
+	l := chain()
+	fork := audit.Seal(l[0], l[1].Day, nil, []string{line("fork")})
+	far := audit.Seal(nil, l[1].Day, nil, []string{line("far")})
+	far.First = 1000
+	mock := &audit.Block{First: l[1].Next(), Prev: l[1].Hash, Hash: "x", Lines: []string{"{}"}}
+	lost := *l[0]
+	lost.Lines = []string{line("other"), l[0].Lines[1]}
+	for name, c := range map[string]struct {
+		blocks  []*audit.Block
+		foreign []uint64
+		broken  string
+	}{
+		"empty objects":          {[]*audit.Block{{}, l[0], {}, l[1], {}, {}, l[2], {}}, []uint64{1, 3, 5, 6, 8}, ""},
+		"an old block again":     {[]*audit.Block{l[0], l[1], l[0], l[2]}, []uint64{3}, ""},
+		"the last one again":     {[]*audit.Block{l[0], l[1], l[2], l[2]}, []uint64{4}, ""},
+		"a fork":                 {[]*audit.Block{l[0], l[1], fork, l[2]}, []uint64{3}, ""},
+		"a fork at the end":      {[]*audit.Block{l[0], l[1], l[2], fork}, []uint64{4}, ""},
+		"one that looks like it": {[]*audit.Block{l[0], l[1], mock, l[2]}, []uint64{3}, ""},
+		"numbers far away":       {[]*audit.Block{l[0], far, l[1], l[2]}, []uint64{2}, ""},
+		"changed beside foreign": {[]*audit.Block{l[0], {}, l[2], {}}, []uint64{2, 4}, "lines 3 to 4 are missing"},
+		"the oldest is changed":  {[]*audit.Block{&lost, l[1], l[2]}, []uint64{1}, "lines 1 to 2 of 2026-11-21 has been changed"},
+		"the newest is changed":  {[]*audit.Block{l[0], l[1], {First: 5, Prev: l[2].Prev, Hash: l[2].Hash}}, nil, "has been changed"},
+	} {
+		got := walk(t, c.blocks)
+		var seqs []uint64
+		for _, f := range got.Foreign {
+			seqs = append(seqs, f.Seq)
+		}
+		text := ""
+		if err := got.Broken(); err != nil {
+			text = err.Error()
+		}
+		if !slices.Equal(seqs, c.foreign) || !strings.Contains(text, c.broken) || (text == "") != (c.broken == "") {
+			t.Errorf("%s: foreign %v and %q, want %v and %q", name, seqs, text, c.foreign, c.broken)
+		}
+	}
+	many := walk(t, append(slices.Repeat([]*audit.Block{{}}, 1000), l...))
+	if len(many.Foreign)+many.More != 1000 || len(many.Foreign) > 100 || many.Broken() != nil || many.Last.Next() != 7 {
+		t.Errorf("of 1000 foreign ones %d are named, and %d counted: %v", len(many.Foreign), many.More, many.Broken())
+	}
+	if _, err := audit.Decode([]byte(`{"x":` + strings.Repeat("[", 65) + strings.Repeat("]", 65) + "}")); err == nil {
+		t.Error("a block that no reply has room for is one")
+	}
 }
 
 func TestChain(t *testing.T) {
 	t.Parallel()
-	if err := check(chain()); err != nil {
+	if err := walk(t, chain()).Broken(); err != nil {
 		t.Errorf("a chain as it was made: %v", err)
 	}
-	if err := check(chain()[1:]); err != nil {
+	if err := walk(t, chain()[1:]).Broken(); err != nil {
 		t.Errorf("a chain whose oldest blocks are too old: %v", err)
 	}
 	for name, c := range map[string]struct {
@@ -78,7 +125,7 @@ func TestChain(t *testing.T) {
 			return l
 		}, "has been changed"},
 	} {
-		if err := check(c.tamper(chain())); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := walk(t, c.tamper(chain())).Broken(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
@@ -125,6 +172,15 @@ func FuzzDecode(f *testing.F) {
 		b, err := audit.Decode(data)
 		if err != nil {
 			return
+		}
+		// Whatever it is, the blocks around it are found.
+		whole := chain()
+		c := new(audit.Chain)
+		for i, block := range []*audit.Block{whole[0], b, whole[1], whole[2]} {
+			c.Add(block, audit.Foreign{Seq: uint64(i)})
+		}
+		if c.Broken() != nil && audit.Check(whole[0], b) != nil {
+			t.Fatalf("it hides the blocks around it: %v", c.Broken())
 		}
 		if audit.Check(nil, b) != nil {
 			return

@@ -50,7 +50,8 @@ type Alert struct {
 // AlertAnswer is what a human decided about all tasks of an alert.
 type AlertAnswer struct {
 	HumanAnswer
-	Result json.RawMessage `json:"result,omitzero"`
+	Result    json.RawMessage `json:"result,omitzero"`
+	RequestID string          `json:"request_id,omitempty"` // of the call that brought it
 }
 
 // AlertTask is a task that waits for a human.
@@ -120,12 +121,15 @@ type EscalationRef struct {
 }
 
 // EscalationAnswer decides about an alert, or about one task of it; the verb is
-// in the subject.
+// in the subject. A repeat with the same RequestID is the same answer. So is,
+// without one, the same answer to the same Seq, or to the same alert.
 type EscalationAnswer struct {
-	ID      string           `json:"id"`
-	AgentID subjects.AgentID `json:"agent_id,omitempty"`
-	Text    string           `json:"text,omitempty"`
-	Result  json.RawMessage  `json:"result,omitzero"`
+	ID        string           `json:"id"`
+	Seq       uint64           `json:"seq,omitzero"`         // of a task: the latest record that the caller has seen; refused if the wait that it is of is over
+	RequestID string           `json:"request_id,omitempty"` // one token, chosen by the caller
+	AgentID   subjects.AgentID `json:"agent_id,omitempty"`
+	Text      string           `json:"text,omitempty"`
+	Result    json.RawMessage  `json:"result,omitzero"`
 }
 
 // EscalationAnswered says what the decision has done so far; the rest follows.
@@ -136,6 +140,8 @@ type EscalationAnswered struct {
 	Tasks    int      `json:"tasks"`              // that it is about
 	Applied  int      `json:"applied"`            // to how many by now
 	Problems []string `json:"problems,omitempty"` // of the others, a few
+	// Duplicate says that this is a repeat of an answer that was taken before.
+	Duplicate bool `json:"duplicate,omitzero"`
 }
 
 // EscalationStatus asks whether humans can be told.
@@ -183,6 +189,7 @@ func (r *EscalationRef) check(p *problems) { p.token("/id", "id", r.ID, true) }
 
 func (r *EscalationAnswer) check(p *problems) {
 	p.token("/id", "id", r.ID, true)
+	p.token("/request_id", "request_id", r.RequestID, false)
 	p.agentID("/agent_id", r.AgentID, false)
 }
 

@@ -77,10 +77,14 @@ func (h *Heartbeat) check(p *problems) {
 		return
 	}
 	for i := range h.Holding {
-		if e := &h.Holding[i]; !subjects.ValidToken(string(e.TaskID)) || e.Attempt < 0 {
+		e := &h.Holding[i]
+		known := e.Attempt >= 0 && (e.OfferID == "" || subjects.ValidToken(e.OfferID)) && e.TokensSpent >= 0 && e.TokensSpent <= maxCount
+		if !subjects.ValidToken(string(e.TaskID)) || !known {
 			at := index("/holding", i)
 			p.taskID(at+"/task_id", e.TaskID, true)
 			p.attempt(at+"/attempt", e.Attempt)
+			p.token(at+"/offer_id", "offer_id", e.OfferID, false)
+			p.counted(at+"/tokens_spent", e.TokensSpent, maxCount)
 		}
 	}
 	p.health("/mcp_health", h.MCPHealth)

@@ -81,7 +81,7 @@ type TaskMessage struct {
 // TaskView. It is safe to repeat with the same AnswerID.
 type TaskResume struct {
 	TaskID   subjects.TaskID  `json:"task_id"`
-	Seq      uint64           `json:"seq,omitzero"` // the record that is answered; absent: whatever waits
+	Seq      uint64           `json:"seq,omitzero"` // the latest record that the caller has seen of the wait; absent: whatever waits
 	Verb     string           `json:"verb"`
 	AgentID  subjects.AgentID `json:"agent_id,omitempty"`  // reassign
 	Text     string           `json:"text,omitempty"`      // answer; cancel: why
@@ -117,6 +117,9 @@ type TaskView struct {
 	Attempts    []Attempt           `json:"attempts,omitempty"`
 	Brief       string              `json:"brief,omitempty"`  // task get: its first 200 characters
 	Result      *Result             `json:"result,omitempty"` // once terminal
+	// Duplicate says, in the reply to task resume, that this is a repeat of an
+	// answer that was taken before.
+	Duplicate bool `json:"duplicate,omitzero"`
 }
 
 // Waiting says why a task waits. It is computed when it is read.

@@ -61,6 +61,17 @@ func DecodeAck(data []byte) (*Ack, error) {
 		WithRemedy(`answer an offer with {"accepted":true}, {"accepted":false} or a TASK_RESULT`)
 }
 
+// IsAck reports whether the reply to an offer is meant for a HANDSHAKE_ACK, well
+// formed or not.
+func IsAck(data []byte) bool {
+	for name := range members(data) {
+		if name == "accepted" {
+			return true
+		}
+	}
+	return false
+}
+
 // DecodeProgress reads a TASK_PROGRESS.
 func DecodeProgress(data []byte) (*Progress, error) {
 	return decode[Progress](data, TypeProgress, strict)

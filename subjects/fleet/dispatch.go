@@ -60,6 +60,8 @@ func (d *Dispatch) check(p *problems) {
 	p.agentID("/from", d.From, false)
 	p.attempt("/attempt", d.Attempt)
 	p.epoch("/epoch", d.Epoch)
+	p.token("/offer_id", "offer_id", d.OfferID, false)
+	p.counted("/tokens_left", d.TokensLeft, maxCount)
 }
 
 func (d *Dispatch) metadata() *rawJSON {

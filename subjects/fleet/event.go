@@ -85,7 +85,7 @@ type Data struct {
 	Answer   *Answer         `json:"answer,omitempty"`
 	Message  *Message        `json:"message,omitempty"`
 	Human    *HumanAnswer    `json:"human,omitempty"` // resumed, outcome: what a human decided
-	Spent    *Spent          `json:"spent,omitempty"` // spent: by whom
+	Spent    *Spent          `json:"spent,omitempty"` // spent: by whom; outcome: by the attempt that a cancel ended
 	Unknown  Unknown         `json:",unknown"`
 }
 
@@ -160,7 +160,22 @@ type Facts struct {
 	AlertAt  *time.Time   `json:"alert_at,omitempty"`   // waits for a human: who is told again from then on
 	GiveUpAt *time.Time   `json:"give_up_at,omitempty"` // waits for a human: no longer than this
 	Human    *HumanAnswer `json:"human,omitempty"`      // what the last human decided, until the attempt that it began ends
-	Unknown  Unknown      `json:",unknown"`
+	// Decisions are the latest answers of humans that took effect, oldest first,
+	// so that a repeat of one is known.
+	Decisions []Decision `json:"decisions,omitempty"`
+	Unknown   Unknown    `json:",unknown"`
+}
+
+// MaxDecisions is how many answers of humans a task remembers.
+const MaxDecisions = 16
+
+// Decision is what is remembered of a human's answer for as long as the task is
+// kept.
+type Decision struct {
+	AnswerID string  `json:"answer_id"`
+	By       string  `json:"by"`
+	Digest   string  `json:"digest"` // of what was decided: the same in a true repeat
+	Unknown  Unknown `json:",unknown"`
 }
 
 // Counters are what the ended attempts of a task count against (ADR 23).

@@ -49,6 +49,7 @@ func (c *Control) check(p *problems) {
 	}
 	p.taskID("/task_id", c.TaskID, c.Action == ActionCancel || c.Action == ActionInput)
 	p.attempt("/attempt", c.Attempt)
+	p.token("/offer_id", "offer_id", c.OfferID, false)
 	p.reason("/reason", c.Reason)
 	p.parts("/parts", c.Parts)
 	switch {

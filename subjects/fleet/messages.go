@@ -128,6 +128,9 @@ type Heartbeat struct {
 type Holding struct {
 	TaskID  subjects.TaskID `json:"task_id"`
 	Attempt int             `json:"attempt"`
+	OfferID string          `json:"offer_id,omitempty"` // of an offer by which it was accepted
+	// TokensSpent is what the attempt has spent so far, as far as it is known.
+	TokensSpent int64 `json:"tokens_spent,omitzero"`
 }
 
 // Dispatch is TASK_DISPATCH: a task and its terms. An offer is the same message
@@ -144,8 +147,14 @@ type Dispatch struct {
 	From    subjects.AgentID `json:"from,omitempty"`   // added, offers only: who dispatched
 	Attempt int              `json:"attempt,omitzero"` // added, offers only: from 1
 	Epoch   int64            `json:"epoch,omitzero"`   // added, offers only: of the instance that is meant; an older one is silent
-	Context json.RawMessage  `json:"context,omitzero"` // added, offers only: the session's context
-	Tried   []Tried          `json:"tried,omitempty"`  // added, offers only: what was tried before
+	// OfferID is added, in offers only: this offer's own, which no other has. A
+	// CANCEL of it names it.
+	OfferID string          `json:"offer_id,omitempty"`
+	Context json.RawMessage `json:"context,omitzero"` // added, offers only: the session's context
+	Tried   []Tried         `json:"tried,omitempty"`  // added, offers only: what was tried before
+	// TokensLeft is added, in offers only: what the attempt may spend of the
+	// token budgets of its task, session and run; absent: there are none.
+	TokensLeft int64 `json:"tokens_left,omitzero"`
 	// Messages are added, in offers only: the follow-ups so far.
 	Messages []Message    `json:"messages,omitempty"`
 	Human    *HumanAnswer `json:"human,omitempty"` // added, offers only: what a human said who was asked
@@ -326,6 +335,7 @@ type Control struct {
 	Action     string          `json:"action"` // CANCEL | DRAIN | RESUME | INPUT
 	TaskID     subjects.TaskID `json:"task_id,omitempty"`
 	Attempt    int             `json:"attempt,omitzero"`
+	OfferID    string          `json:"offer_id,omitempty"` // CANCEL: of what this offer alone began; absent: of the attempt and those before
 	Reason     *Reason         `json:"reason,omitempty"`
 	QuestionID string          `json:"question_id,omitempty"` // INPUT: the answer to this question,
 	ID         string          `json:"id,omitempty"`          // or the follow-up of this id

@@ -232,9 +232,8 @@ func TestQuoteIsBounded(t *testing.T) {
 			t.Errorf("%s: %d bytes, %v; want it to fit: %v", name, len(got), err, tt.fits)
 		}
 	}
-	began := time.Now()
-	if got, err := quote(strings.Repeat("${", 500_000)+"}", quoted{}); len(got) != 1_000_001 || err != nil || time.Since(began) > 10*time.Second {
-		t.Errorf("of what looks like quotes: %d bytes, %v, after %s", len(got), err, time.Since(began))
+	if got, err := quote(strings.Repeat("${", 500_000)+"}", quoted{}); len(got) != 1_000_001 || err != nil {
+		t.Errorf("of what looks like quotes: %d bytes, %v", len(got), err)
 	}
 }
 

@@ -46,6 +46,7 @@ const (
 const (
 	DefaultGrace = time.Minute
 	MaxWaiting   = 100 // times that wait by Queue, and calls to run now
+	MaxAsked     = 100 // calls to run now of which a repeat is known
 )
 
 // Definition is SCHEDULE: when, and what.
@@ -105,6 +106,7 @@ type Record struct {
 	Last       *Firing          `json:"last,omitempty"` // what was begun last, or is to be begun now
 	Cancel     string           `json:"cancel,omitempty"`
 	Waiting    []Firing         `json:"waiting,omitempty"` // to be begun when Last has ended
+	Asked      []string         `json:"asked,omitempty"`   // ids of what the latest calls to run now have begun, or will
 	Begun      int              `json:"begun,omitzero"`
 	Missed     int              `json:"missed,omitzero"`  // nobody was there, or it was too late
 	Skipped    int              `json:"skipped,omitzero"` // the one before was under way

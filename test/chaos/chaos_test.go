@@ -5,11 +5,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -60,8 +62,10 @@ const (
 	tasksASecond = 25
 )
 
-// TestChaos is a short run with all kinds of faults that the machine can do, and
-// fails where too few of them happened. A long one is made by hand: make chaos.
+// TestChaos is a short run with all kinds of faults that the machine can do. It
+// fails where something is violated. How much happens in so short a time depends on
+// the machine: where it was too little to prove anything, the test is skipped with a
+// note, and the longer run of .ci/run counts. A long one is made by hand: make chaos.
 func TestChaos(t *testing.T) {
 	if *timeFlag == 0 || testing.Short() {
 		t.Skip("not asked for")
@@ -70,10 +74,19 @@ func TestChaos(t *testing.T) {
 	out, err := run(t, chaos, 2**timeFlag+15*time.Minute, "-parley", parley, "-time", timeFlag.String(),
 		"-seed", strconv.FormatUint(*seedFlag, 10), "-rate", strconv.FormatFloat(*rateFlag, 'f', -1, 64),
 		"-kinds", strconv.Itoa(leastKinds), "-tasks", strconv.Itoa(int(timeFlag.Seconds()*tasksASecond)))
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == exitLittle {
+		t.Skipf("NOTE: the chaos suite found nothing wrong, and saw too little to prove anything on a machine as slow or busy as this:\n%s", lastLine(out))
+	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	_, _ = os.Stdout.WriteString(out)
+}
+
+// lastLine is the last line of what a program has said.
+func lastLine(out string) string {
+	out = strings.TrimSpace(out)
+	return out[strings.LastIndexByte(out, '\n')+1:]
 }
 
 // TestSeed: whatever a machine cannot do, there is a plan of 40 s that is good

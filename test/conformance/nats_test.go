@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"parley/bus"
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/workers/gateway"
 	"parley/workers/gateway/a2anats"
@@ -89,7 +90,7 @@ func converse(t *testing.T, at, op string, h headers, req proto.Message) *bus.Co
 
 // frameOf is the next frame beside alive ones, which it confirms.
 func frameOf(ctx context.Context, c *bus.Conversation) (bus.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, bustest.Patience)
 	defer cancel()
 	for {
 		m, err := c.Next(ctx)
@@ -276,7 +277,7 @@ var natsChecks = []check{
 func TestNATSAlive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	address, _ := w.gateway(gateway.Config{KeepAlive: 20 * time.Millisecond, WriteTimeout: time.Second})
+	address, _ := w.gateway(gateway.Config{KeepAlive: 20 * time.Millisecond, WriteTimeout: 10 * time.Second})
 	c := &client{T: t, w: w, b: natsBinding{}, at: address, h: v10}
 	id := c.send(now("gate alive")).GetId()
 	w.await(t, id, working)
@@ -290,7 +291,7 @@ func TestNATSAlive(t *testing.T) {
 	// Alive frames come and are confirmed until the gate opens.
 	over := make(chan []event, 1)
 	go func() { over <- c.rest(there) }()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 	defer cancel()
 	for alive := false; !alive; { // and is never confirmed
 		m, err := silent.Next(ctx)
@@ -300,7 +301,7 @@ func TestNATSAlive(t *testing.T) {
 		alive = m.Header.Get(a2anats.HeaderFrame) == a2anats.FrameAlive
 	}
 	// What is not confirmed is not followed by more: the call has ended.
-	quiet, stop := context.WithTimeout(t.Context(), 3*time.Second)
+	quiet, stop := context.WithTimeout(t.Context(), time.Second)
 	defer stop()
 	if m, err := silent.Next(quiet); err == nil {
 		t.Errorf("a frame %v after one that was not confirmed", m.Header)
@@ -323,7 +324,7 @@ func TestNATSConfirmIsTheCallers(t *testing.T) {
 	w.await(t, id, working)
 	talk := converse(t, address, "SubscribeToTask", v10, &a2apb.SubscribeToTaskRequest{Id: id})
 	defer talk.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 	defer cancel()
 	for confirmed := 0; confirmed < 2; {
 		m, err := talk.Next(ctx)
@@ -367,7 +368,7 @@ func TestNATSFailover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 	defer cancel()
 	req := &a2a.SendMessageRequest{Message: a2a.NewMessage(a2a.MessageRoleUser, a2a.NewTextPart("gate nats-failover"))}
 	var got []string

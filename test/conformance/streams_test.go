@@ -137,7 +137,7 @@ var streamChecks = []check{
 		var resumed *stream
 		select {
 		case resumed = <-opened:
-		case <-time.After(10 * time.Second):
+		case <-time.After(bustest.Patience):
 			c.Error("no answer while nothing happens")
 		}
 		c.w.pass(gate)

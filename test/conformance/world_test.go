@@ -162,7 +162,7 @@ func (w *world) agent(id subjects.AgentID) {
 	w.t.Helper()
 	b := w.srv.Connect(w.t)
 	a, err := agent.New(agent.Config{
-		ID: id, Bus: b, MaxParallel: 64, ModelTier: "sonnet", Heartbeat: time.Second, Grace: -1,
+		ID: id, Bus: b, MaxParallel: 64, ModelTier: "sonnet", Heartbeat: 5 * time.Second, Grace: -1,
 		Skills:  []json.RawMessage{json.RawMessage(`{"id":"echo","name":"Echo","description":"says it again","tags":["echo"]}`)},
 		Handler: agent.HandlerFunc(func(ctx context.Context, t *agent.Task) (fleet.Result, error) { return w.act(ctx, id, t) }),
 	})

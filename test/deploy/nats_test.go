@@ -18,10 +18,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"parley/bus/bustest"
 	"parley/test/deploy"
 )
 
-const patience = 30 * time.Second
+const patience = bustest.Patience
 
 // site is a new site, whose passwords the servers of this process know.
 func site(t *testing.T) *deploy.Site {

@@ -366,7 +366,7 @@ func driveJS(t *testing.T, url string) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
 	defer cancel()
 	run := func(name string, args ...string) {
 		t.Helper()

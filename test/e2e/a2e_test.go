@@ -105,7 +105,7 @@ func (f *a2eFleet) until(what string, ok func(context.Context) bool) {
 	ctx, cancel := context.WithTimeout(f.Context(), 2*patience)
 	defer cancel()
 	for {
-		try, done := context.WithTimeout(ctx, patience/3)
+		try, done := context.WithTimeout(ctx, 10*time.Second)
 		good := ok(try)
 		done()
 		if good {

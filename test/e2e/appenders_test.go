@@ -46,7 +46,7 @@ func TestAppenders(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	boss := sessionCaller{t, b, patience / 3}
+	boss := sessionCaller{t, b, 10 * time.Second}
 	id := mustSession[handshake.Opened](boss, "create", handshake.Create{}).Session.SessionID
 
 	appends := *appendsFlag

@@ -30,7 +30,7 @@ func TestAuditOfChanges(t *testing.T) {
 	g.must(g.as("boss", "schedule", "resume", "weekly"))
 	g.must(g.as("boss", "schedule", "run-now", "weekly"))
 	g.must(g.as("operator", "escalation", "silence", "code=agent_error", "--for", "1h", "--reason", "it is known"))
-	g.must(g.as("operator", "escalation", "silence", "code=agent_lost", "--for", "1s", "--reason", "soon over"))
+	g.must(g.as("operator", "escalation", "silence", "code=agent_lost", "--for", "5s", "--reason", "soon over"))
 	g.must(g.as("operator", "agent", "drain", "claude"))
 	want := []string{
 		"run boss start", "run boss pause", "run operator resume", "run operator cancel", "run boss end",

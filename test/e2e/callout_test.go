@@ -26,7 +26,7 @@ func (s *calloutSite) cli(identity string, args ...string) (string, error) {
 }
 
 func (s *calloutSite) try(ctx context.Context, identity string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, parleyBinary(s.t), args...)
 	cmd.Dir = s.dir
@@ -50,7 +50,7 @@ func (s *calloutSite) must(identity string, args ...string) string {
 // until repeats ok until it is true.
 func (s *calloutSite) until(what string, ok func() bool) {
 	s.t.Helper()
-	over, tick := time.NewTimer(90*time.Second), time.NewTicker(200*time.Millisecond)
+	over, tick := time.NewTimer(patience), time.NewTicker(200*time.Millisecond)
 	defer over.Stop()
 	defer tick.Stop()
 	for !ok() {

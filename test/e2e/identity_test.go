@@ -107,7 +107,7 @@ func TestIdentity(t *testing.T) {
 	}
 
 	// Expired.
-	g.must(g.run(nil, "auth", "add-agent", "guest", "--expires", "3s"))
+	g.must(g.run(nil, "auth", "add-agent", "guest", "--expires", "10s"))
 	guest := g.connect("guest", nats.NoReconnect())
 	g.eventually("the guest's end", guest.IsClosed)
 	g.eventually("refusal of the guest", func() bool { // an expiry is in whole seconds

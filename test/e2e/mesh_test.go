@@ -106,7 +106,7 @@ func TestMesh(t *testing.T) {
 	})
 	sent := sendMesh(t, f.nc, rng)
 	t.Logf("sent %d messages", len(sent))
-	waitMesh(t, f.nc, sent, 3*time.Minute)
+	waitMesh(t, f.nc, sent, 5*patience)
 	close(stopKills)
 	kills.Wait()
 	end()
@@ -168,7 +168,7 @@ func sendMesh(t *testing.T, nc *nats.Conn, rng *rand.Rand) (sent []meshSent) {
 			t.Fatal(err)
 		}
 		for range 1 + i%100/99 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			_, err := js.Publish(ctx, "fleet.mesh."+m.to+"."+m.from, data)
 			cancel()
 			if err != nil {

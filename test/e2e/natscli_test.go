@@ -33,7 +33,7 @@ func (s stock) run(args ...string) string {
 // ask is nats req; the reply alone.
 func (s stock) ask(subject, body string) string {
 	s.tb.Helper()
-	return s.run("req", "--raw", "--timeout", "10s", subject, body)
+	return s.run("req", "--raw", "--timeout", "60s", subject, body)
 }
 
 // background starts a command that goes on until the test ends, and waits until
@@ -90,7 +90,10 @@ func TestStockNATSCLI(t *testing.T) {
 	  "worker":{"agent_id":"bob","model_tier":"opus"},"capabilities":{"tools":["terminal"],"mcp_servers":[]},
 	  "heartbeat_seconds":0}`), "Stored in Stream: FLEET_ANNOUNCE")
 	offers := s.background("offers", "Listening", "reply", "fleet.offer.bob.*", `{"accepted":true}`)
-	s.want("agents", s.ask("fleet.api.operator.agent.list", `{}`), `"agent_id":"bob"`, `"live":true`)
+	until(t, "bob to be known", func() bool {
+		known := s.ask("fleet.api.operator.agent.list", `{}`)
+		return strings.Contains(known, `"agent_id":"bob"`) && strings.Contains(known, `"live":true`)
+	})
 
 	// JSON by the API's door.
 	s.want("dispatch", s.ask("fleet.api.boss.task.dispatch", `{"task":{"task_id":"json","priority":"high"},

@@ -39,7 +39,7 @@ type program struct {
 // contexts, no credentials.
 func bareEnv(home string, more ...string) []string {
 	env := []string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + os.TempDir(), "NO_COLOR=1",
+		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + os.TempDir(), "NO_COLOR=1", "GORACE=" + os.Getenv("GORACE"),
 		"XDG_CONFIG_HOME=" + filepath.Join(home, "config"), "XDG_DATA_HOME=" + filepath.Join(home, "data"),
 	}
 	return append(env, more...)

@@ -109,7 +109,7 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.askRun(t, "start", data)
-	deadline := time.Now().Add(4 * time.Minute)
+	deadline := time.Now().Add(5 * patience)
 	for kills := 0; ; kills++ {
 		pause := time.NewTimer(700 * time.Millisecond)
 		<-pause.C

@@ -259,14 +259,15 @@ func (f *testFleet) removesOne(t *testing.T) error {
 	if refused, ok := errors.AsType[*rig.Refusal](err); err != nil && (!ok || refused.Code != "not_found") { // it was removed, and nobody said so
 		return err
 	}
-	soon := time.Now().Add(2 * time.Second)
-	switch {
-	case time.Now().After(at):
+	if time.Now().After(at) {
 		return errTooLate
-	case soon.Before(at):
-		soon = at
 	}
-	return create("s", soon)
+	return inTime(2*time.Second, func(soon time.Time) error {
+		if soon.Before(at) {
+			soon = at
+		}
+		return create("s", soon)
+	})
 }
 
 // subjects are those of a stream that filter matches.

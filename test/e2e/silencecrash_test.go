@@ -84,7 +84,7 @@ func silences(ctx context.Context, b *bus.Bus, orphan bool) error {
 			return fmt.Errorf("remove: %w", err)
 		}
 	}
-	if _, err := set(fleet.Silence{Until: time.Now().Add(2 * time.Second)}); err != nil {
+	if _, err := set(fleet.Silence{Until: time.Now().Add(5 * time.Second)}); err != nil {
 		return fmt.Errorf("set: %w", err)
 	}
 	for {

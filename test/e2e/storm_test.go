@@ -337,7 +337,7 @@ func (s *storm) kept(n int) {
 // until waits longer than usual: for thousands, on a busy machine.
 func (s *storm) until(what string, ok func() bool) {
 	s.t.Helper()
-	limit := time.NewTimer(10 * patience)
+	limit := time.NewTimer(5 * patience)
 	defer limit.Stop()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()

@@ -75,7 +75,7 @@ func (f *testFleet) webhooks(name, binary string, h *hook, env ...string) *proce
 	return start(f.tb, f.dir, program{
 		name: name, path: binary,
 		env: append(env, "PARLEY_WEBHOOK_URL="+h.URL, "PARLEY_WEBHOOK_SECRET="+webhookSecret,
-			"PARLEY_WEBHOOK_ALLOW=127.0.0.1", "PARLEY_WEBHOOK_BASE=100ms", "PARLEY_WEBHOOK_TIMEOUT=1s", "PARLEY_WEBHOOK_RETRIES=5"),
+			"PARLEY_WEBHOOK_ALLOW=127.0.0.1", "PARLEY_WEBHOOK_BASE=100ms", "PARLEY_WEBHOOK_TIMEOUT=3s", "PARLEY_WEBHOOK_RETRIES=5"),
 		args: []string{
 			"serve", "--workers", "webhooks", "--server", f.url, "--http", "off",
 			"--provision", "verify", "--log-format", "text", "--log-level", "debug",

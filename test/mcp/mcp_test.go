@@ -10,6 +10,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"parley/bus/bustest"
 	"parley/subjects"
 	"parley/workers/gateway"
 )
@@ -118,7 +119,7 @@ func TestProgress(t *testing.T) {
 		if m != "dispatched" {
 			t.Errorf("heard %q", m)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(bustest.Patience):
 		t.Error("no progress was told")
 	}
 }

@@ -72,7 +72,7 @@ func (w *world) run(worker bustest.Worker, err error) {
 func (w *world) agent(id subjects.AgentID) {
 	w.t.Helper()
 	a, err := agent.New(agent.Config{
-		ID: id, Bus: w.srv.Connect(w.t), MaxParallel: 8, MaxMessages: 4, ModelTier: "sonnet", Heartbeat: time.Second, Grace: -1,
+		ID: id, Bus: w.srv.Connect(w.t), MaxParallel: 8, MaxMessages: 4, ModelTier: "sonnet", Heartbeat: 5 * time.Second, Grace: -1,
 		Tools:   []string{"bash"},
 		Skills:  []json.RawMessage{json.RawMessage(`{"id":"echo","name":"Echo","description":"says it again","tags":["echo"]}`)},
 		Handler: agent.HandlerFunc(w.act),

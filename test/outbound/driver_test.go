@@ -200,7 +200,7 @@ func TestHang(t *testing.T) {
 	t.Parallel()
 	w, f := newWorld(t), newFar(t)
 	w.remote("far", f.url, func(c *remote.Config) { c.Idle = 100 * time.Millisecond })
-	id := w.dispatch("gate never", func(d *fleet.Dispatch) { d.Task.TimeoutSeconds = 3 })
+	id := w.dispatch("gate never", func(d *fleet.Dispatch) { d.Task.TimeoutSeconds = 6 })
 	r := w.result(id, fleet.StateError)
 	if r.Error == nil || r.Error.Code != subjects.CodeAgentTimeout {
 		t.Errorf("failed with %+v", r.Error)

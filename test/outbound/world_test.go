@@ -123,7 +123,7 @@ func (w *world) driver(address string, tune ...func(*remote.Config)) agent.Confi
 	}
 	c := remote.Config{
 		Identity: identity, Log: logger(w.t), Poll: 50 * time.Millisecond,
-		Timeout: 5 * time.Second, Idle: 10 * time.Second, Patience: 10 * time.Second,
+		Timeout: 30 * time.Second, Idle: 30 * time.Second, Patience: 10 * time.Second,
 	}
 	for _, f := range tune {
 		f(&c)

@@ -136,7 +136,7 @@ func (p *player) receive(_ context.Context, m *mesh.Message) (agent.LetterReply,
 
 func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.Result, error) {
 	s := StepAt(t.Dispatch.Brief, t.Dispatch.Attempt)
-	if err := Pause(ctx, s.delay()); err != nil {
+	if err := s.wait(ctx); err != nil {
 		return fleet.Result{}, err
 	}
 	failure := func(f agent.Fail) (fleet.Result, error) {

@@ -1,7 +1,9 @@
 package rig
 
 import (
+	"context"
 	"encoding/json"
+	"os"
 	"time"
 )
 
@@ -12,11 +14,13 @@ type Script struct {
 	Word  string `json:"word,omitempty"` // says nothing to its agents
 }
 
-// Step is what an agent does in one attempt, after MS milliseconds.
+// Step is what an agent does in one attempt, after MS milliseconds, and once there is
+// a file Once.
 type Step struct {
-	Do string `json:"do"`
-	MS int    `json:"ms,omitempty"`
-	N  int    `json:"n,omitempty"` // pieces that DoArtifact publishes, MS apart; 0 is one
+	Do   string `json:"do"`
+	MS   int    `json:"ms,omitempty"`
+	Once string `json:"once,omitempty"`
+	N    int    `json:"n,omitempty"` // pieces that DoArtifact publishes, MS apart; 0 is one
 }
 
 // What a step can do.
@@ -66,3 +70,18 @@ func StepAt(brief string, attempt int) Step {
 }
 
 func (s Step) delay() time.Duration { return time.Duration(s.MS) * time.Millisecond }
+
+// wait waits until the step is to be done.
+func (s Step) wait(ctx context.Context) error {
+	if err := Pause(ctx, s.delay()); err != nil || s.Once == "" {
+		return err
+	}
+	for {
+		if _, err := os.Stat(s.Once); err == nil {
+			return nil
+		}
+		if err := Pause(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}

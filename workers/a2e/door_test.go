@@ -37,7 +37,7 @@ func dial(t *testing.T, l net.Listener) *client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(bustest.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	return &client{t, c, bufio.NewReader(c)}
@@ -186,19 +186,11 @@ func TestConnectionHalfClosed(t *testing.T) {
 // waitFor waits until a task has been dispatched.
 func (s *stage) waitFor(id subjects.TaskID) {
 	s.t.Helper()
-	for deadline := time.After(20 * time.Second); ; {
+	bustest.Eventually(s.t, "task "+string(id), func() bool {
 		s.mu.Lock()
-		there := s.tasks[id] != nil
-		s.mu.Unlock()
-		if there {
-			return
-		}
-		select {
-		case <-deadline:
-			s.t.Fatalf("no task %s", id)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
+		defer s.mu.Unlock()
+		return s.tasks[id] != nil
+	})
 }
 
 // TestConnectionOfAWorkerThatStops: what waits is told so, and the task goes on.

@@ -261,10 +261,9 @@ func TestMaxParallel(t *testing.T) {
 			t.Errorf("%s is %s", task, got)
 		}
 	}
-	begin := time.Now()
 	full := wants(t, "the fifth", s.said(callOf("5", id, messages.Dispatch, brief("t5", "slow"))), subjects.CodeRateLimited)
-	if !strings.Contains(full.Error.Message, "t0, t1, t2, t3") || full.ReqID != "5" || time.Since(begin) > 3*time.Second {
-		t.Errorf("refused as %+v after %s", full, time.Since(begin))
+	if !strings.Contains(full.Error.Message, "t0, t1, t2, t3") || full.ReqID != "5" {
+		t.Errorf("refused as %+v", full)
 	}
 	s.mu.Lock()
 	if s.tasks["t5"] != nil {

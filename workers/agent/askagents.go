@@ -41,9 +41,9 @@ func (l link) askAgents(ctx context.Context, q Question) ([]mesh.Answer, error) 
 		return nil, errors.New("a question needs 1 to 256 receivers")
 	}
 	d := l.h.task.Dispatch
-	budget := d.Task.TokenBudget
+	budget := l.h.task.budget()
 	if budget > 0 {
-		if budget -= l.h.lent.Load(); budget <= 0 {
+		if budget -= l.h.lent.Load() + l.h.spent.Load(); budget <= 0 {
 			return nil, subjects.Errorf(subjects.CodeBudgetExhausted, "the task's token budget is spent")
 		}
 	}

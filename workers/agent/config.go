@@ -29,7 +29,7 @@ var _ Bus = (*bus.Bus)(nil)
 
 // Handler does the work of a task. It must return soon after ctx is canceled;
 // context.Cause(ctx) says why it was: ErrCanceled, ErrSuperseded, ErrTimeout,
-// ErrDeadline or ErrStopping.
+// ErrDeadline, ErrBudget or ErrStopping.
 //
 // The harness fills whatever identifies the result, and StatusDone when Status
 // is empty. A handler that returns an error has failed: with *Fail it chooses
@@ -69,6 +69,12 @@ type Config struct {
 	// Only says which offers are taken up at all; the others are answered as by an
 	// agent that is busy, which costs their tasks nothing. nil: all of them.
 	Only func(offer *fleet.Dispatch) bool
+
+	// HoldLimits has offers refused as rate_limited, with the time of the reset,
+	// while a limit holds that the Handler has met (a *Fail of that code, with
+	// ResetAt or RetryAfter), instead of starting what would meet it again. A task
+	// that is done ends the limit.
+	HoldLimits bool
 
 	Repo  string    // a git work tree, "" for none
 	MCP   MCPConfig // the MCP servers of the agent

@@ -24,7 +24,7 @@ func (w *Worker) onControl(m bus.Msg) {
 		if c.Reason != nil && c.Reason.Code != subjects.CodeCanceled {
 			cause = ErrSuperseded
 		}
-		log.Info("told to drop a task", slog.String("reason", cause.Error()), slog.Bool("held", w.hand.recall(c.TaskID, c.Attempt, cause, time.Now())))
+		log.Info("told to drop a task", slog.String("reason", cause.Error()), slog.Bool("held", w.hand.recall(c, cause, time.Now())))
 	case fleet.ActionDrain:
 		log.Info("told to drain")
 		w.hand.drain(true)

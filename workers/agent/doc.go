@@ -14,6 +14,9 @@
 //   - Accepting is idempotent per task: an offer of a task that is already in
 //     hand is accepted again, and everything sent from then on carries the new
 //     attempt.
+//   - A CANCEL of an offer that was not answered in time ends what that offer
+//     began, and never what a later offer of the same attempt did, in whichever
+//     order the two come.
 //   - A task is listed in the heartbeats' holding from its acceptance until its
 //     handler has returned and its result, if it has one to hand in, was
 //     answered. A handler runs once per acceptance; execution as a whole is

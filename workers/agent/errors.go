@@ -12,15 +12,19 @@ import (
 
 // Why the context of a handler, or of an inbox, was canceled (context.Cause).
 var (
-	// ErrCanceled: somebody canceled the task. Nothing is handed in for it.
+	// ErrCanceled: somebody canceled the task. Nothing is handed in for it but
+	// what it has spent.
 	ErrCanceled = errors.New("the task was canceled")
 	// ErrSuperseded: the fleet does not count this work any more: it gave the
-	// task to somebody else, or this agent up. Nothing is handed in for it.
+	// task to somebody else, or this agent up. Nothing is handed in for it but
+	// what it has spent.
 	ErrSuperseded = errors.New("the attempt was superseded")
 	// ErrTimeout: the attempt's timeout_seconds are over, or the time for a message.
 	ErrTimeout = errors.New("the attempt's time is over")
 	// ErrDeadline: the task's deadline has passed.
 	ErrDeadline = errors.New("the task's deadline has passed")
+	// ErrBudget: the attempt has spent more tokens than it may.
+	ErrBudget = errors.New("the token budget is spent")
 	// ErrStopping: the agent stops; the task goes back to the fleet, unfailed.
 	ErrStopping = errors.New("the agent is stopping")
 )
@@ -34,8 +38,10 @@ type Fail struct { //nolint:errname // it reads as what it is: return &agent.Fai
 	Message    string
 	Retryable  bool
 	RetryAfter time.Duration
-	HTTPStatus int   // of the model's API, when that is the reason
-	Err        error // the cause, for the log; Message is its text when absent
+	HTTPStatus int       // of the model's API, when that is the reason
+	ResetAt    time.Time // when a rate_limited ends, by the clock of whoever set the limit; or RetryAfter says it
+	LimitTier  string    // the model tier that a rate_limited holds for; absent all
+	Err        error     // the cause, for the log; Message is its text when absent
 }
 
 // Error gives code and message.
@@ -70,11 +76,14 @@ type blockedError struct{ reason string }
 func (b *blockedError) Error() string { return "blocked: " + b.reason }
 
 // verdict turns what a handler returned into the attempt's result. send is
-// false when nobody waits for one. It decides purely; ids are filled by settle.
+// false when nobody waits for one and nothing was spent. It decides purely; ids are filled by settle.
 func verdict(ctx context.Context, r fleet.Result, err error) (out fleet.Result, send bool) {
 	cause := context.Cause(ctx)
-	if errors.Is(cause, ErrCanceled) || errors.Is(cause, ErrSuperseded) {
-		return r, false
+	switch {
+	case errors.Is(cause, ErrCanceled):
+		return failed(r, subjects.CodeCanceled, &Fail{Err: ErrCanceled}), r.TokensSpent > 0
+	case errors.Is(cause, ErrSuperseded): // as what is handed back, it is no failure of the task
+		return failed(r, subjects.CodeAgentBusy, &Fail{Err: ErrSuperseded, Retryable: true}), r.TokensSpent > 0
 	}
 	if err == nil {
 		return complete(r), true
@@ -89,6 +98,8 @@ func verdict(ctx context.Context, r fleet.Result, err error) (out fleet.Result, 
 		f = &Fail{Code: subjects.CodeAgentBusy, Retryable: true, Message: "handed back: " + ErrStopping.Error()}
 	case errors.Is(cause, ErrTimeout):
 		f = &Fail{Code: subjects.CodeAgentTimeout, Retryable: true, Message: ErrTimeout.Error()}
+	case errors.Is(cause, ErrBudget) && !isBlocked:
+		f = &Fail{Code: subjects.CodeBudgetExhausted, Message: fmt.Sprintf("%v: %d tokens", ErrBudget, r.TokensSpent)}
 	case errors.Is(cause, ErrDeadline):
 		f = &Fail{Code: subjects.CodeDeadlineExceeded, Message: ErrDeadline.Error()}
 	case isBlocked:
@@ -104,7 +115,10 @@ func failed(r fleet.Result, code subjects.Code, f *Fail) fleet.Result {
 	r.BlockedReason = nil
 	r.Error = &fleet.ResultError{
 		Code: code, Message: clip(f.message(), maxMessage), Retryable: f.Retryable,
-		RetryAfterSeconds: f.RetryAfter.Seconds(), HTTPStatus: f.HTTPStatus,
+		RetryAfterSeconds: f.RetryAfter.Seconds(), HTTPStatus: f.HTTPStatus, LimitTier: f.LimitTier,
+	}
+	if !f.ResetAt.IsZero() {
+		r.Error.ResetAt = &f.ResetAt
 	}
 	return r
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"parley/subjects"
@@ -27,9 +28,12 @@ import (
 //
 // The command leads a process group of its own. When the task is over, canceled
 // or out of time, the whole group gets SIGTERM and, KillAfter later, SIGKILL;
-// what it leaves running when it ends by itself is killed too. On Linux the
-// command (though not what it has started) dies with the harness even if that
-// is killed. A process that leaves the group, by setsid say, is out of reach.
+// what it leaves running when it ends by itself is killed too. On Linux that
+// reaches what has left the group, by setsid say, as well: PARLEY_TASK_MARK marks
+// whatever the command starts. There the command dies with the harness even if
+// that is killed, and what it has started is killed by a shell that watches the
+// harness, or by the next harness on the machine. Out of reach are processes that
+// drop their environment, or are of another user or PID namespace.
 type ExecConfig struct {
 	Command []string // the program, by path or by Env's PATH, and its arguments
 	Dir     string   // where it runs; "" where the harness does
@@ -41,10 +45,18 @@ type ExecConfig struct {
 	KillAfter time.Duration // absent 5 s
 	Stall     time.Duration // without any output for so long it is given up; absent never
 	TempDir   string        // where its contract is kept; absent Env's TMPDIR, or /tmp
+	// StateDir is where the totals of the tool's sessions are kept, so that a
+	// session that is resumed later is not counted twice; "" in memory only.
+	StateDir string
 }
 
 // Exec is the handler that runs a command per task.
-type Exec struct{ cfg ExecConfig }
+type Exec struct {
+	cfg     ExecConfig
+	totals  *totals
+	own     owner
+	leaders sync.Map // pids of the commands that run
+}
 
 var _ Handler = (*Exec)(nil)
 
@@ -52,7 +64,9 @@ const (
 	defaultKillAfter = 5 * time.Second
 	maxLine          = 8 << 20 // bytes of a line of stdout that a Usage reads
 	maxStderrLine    = 4 << 10
-	lastLines        = 10 // of stderr, in the message of a failure
+	lastLines        = 10      // of stderr, in the message of a failure
+	limitLines       = 50      // of stderr that may follow the one that says that a limit is met
+	maxLimitText     = 4 << 10 // bytes at the end of an answer that are searched for a limit
 )
 
 // Why a command was stopped, beside what ends its task.
@@ -68,7 +82,7 @@ func NewExec(c ExecConfig) (*Exec, error) {
 	if len(c.Command) == 0 || c.Command[0] == "" {
 		return nil, errors.New("agent: ExecConfig.Command is empty")
 	}
-	if _, err := newMeter(c.Usage); err != nil {
+	if _, err := newMeter(c.Usage, nil); err != nil {
 		return nil, err
 	}
 	if c.KillAfter < 0 || c.Stall < 0 {
@@ -82,12 +96,12 @@ func NewExec(c ExecConfig) (*Exec, error) {
 	c.KillAfter = cmp.Or(c.KillAfter, defaultKillAfter)
 	tmp, _ := lookEnv(c.Env, "TMPDIR")
 	c.TempDir = cmp.Or(c.TempDir, tmp, "/tmp")
-	return &Exec{c}, nil
+	return &Exec{cfg: c, totals: newTotals(c.StateDir), own: thisProcess()}, nil
 }
 
 // Handle runs the command for one task.
 func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
-	dir, err := os.MkdirTemp(e.cfg.TempDir, "parley-")
+	dir, err := os.MkdirTemp(e.cfg.TempDir, tempPrefix+e.own.String()+"-")
 	if err != nil {
 		return fleet.Result{}, fmt.Errorf("keep the contract: %w", err)
 	}
@@ -109,8 +123,8 @@ func (e *Exec) Handle(ctx context.Context, t *Task) (fleet.Result, error) {
 
 // run runs the command and collects what there is to know of it.
 func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) {
-	r := &ran{answer: &head{max: fleet.MaxMessage}, last: &recent{max: lastLines}, stall: e.cfg.Stall}
-	r.meter, _ = newMeter(e.cfg.Usage)
+	r := &ran{totals: e.totals, answer: &head{max: fleet.MaxMessage}, last: &recent{max: lastLines}, limits: &recent{max: lastLines}, stall: e.cfg.Stall}
+	r.meter, _ = newMeter(e.cfg.Usage, e.totals)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	alive := func() {}
@@ -121,21 +135,33 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 	}
 	r.answer.over = func() { cancel(errTooLong) }
 	var stdout io.Writer = r.answer
+	sinceLimit := 0
 	if r.meter != nil {
 		stdout = &lines{max: maxLine, each: func(line []byte, cut bool) {
-			if note, tokens := r.meter.line(line, cut); note != "" || tokens > 0 {
+			note, tokens := r.meter.line(line, cut)
+			if note != "" || tokens > 0 {
 				t.Progress(note, -1, tokens)
+			}
+			if b := t.budget(); b > 0 && tokens > b {
+				cancel(ErrBudget)
 			}
 		}}
 	}
+	mark := e.newMark()
 	p, err := startProcess(spec{
-		argv: e.cfg.Command, dir: e.cfg.Dir,
-		env:    e.env(t.Dispatch, contract),
+		argv: e.cfg.Command, dir: e.cfg.Dir, mark: mark,
+		env:    append(e.env(t.Dispatch, contract), taskMark+"="+mark),
 		stdin:  strings.NewReader(Prompt(t.Dispatch)),
 		stdout: &watched{stdout, alive},
 		stderr: &watched{&lines{max: maxStderrLine, each: func(line []byte, _ bool) {
 			s := strings.ToValidUTF8(string(line), "\uFFFD")
 			r.last.add(s)
+			if sinceLimit++; isLimit(s) {
+				sinceLimit = 0
+				r.limits.add(s)
+			} else if sinceLimit > limitLines { // it was met, and overcome
+				r.limits.clear()
+			}
 			t.Progress(s, -1, 0)
 		}}, alive},
 	})
@@ -143,6 +169,9 @@ func (e *Exec) run(ctx context.Context, t *Task, contract string) (*ran, error) 
 		// It was there when NewExec looked: another machine may do better.
 		return nil, &Fail{Message: "the command cannot be started: " + err.Error(), Err: err}
 	}
+	pid := p.cmd.Process.Pid
+	e.leaders.Store(pid, nil)
+	defer e.leaders.Delete(pid)
 	r.end = p.wait(ctx, e.cfg.KillAfter)
 	r.cause = context.Cause(ctx)
 	return r, nil
@@ -184,7 +213,9 @@ type ran struct {
 	stall  time.Duration
 	answer *head // stdout, unless meter reads it
 	meter  meter // nil: none
+	totals *totals
 	last   *recent
+	limits *recent // lines of stderr that say that a limit is met
 }
 
 // conclude turns what a command did into what a handler returns.
@@ -192,10 +223,16 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 	var spent fleet.Result
 	var rep report
 	if r.meter != nil {
-		rep = r.meter.report()
+		rep = r.meter.report(time.Now())
+		total := rep.spent
+		rep.spent = r.totals.since(total)
+		_ = r.totals.keep(total) // at worst the next attempt counts it once more
 		rep.fill(&spent)
 	}
-	if r.end.stopped && !errors.Is(r.cause, errTooLong) {
+	exit := r.end.err()
+	if errors.Is(r.cause, ErrBudget) && rep.answered && rep.fail == nil {
+		exit = nil // it was over before it was stopped
+	} else if r.end.stopped && !errors.Is(r.cause, errTooLong) {
 		if errors.Is(r.cause, errStall) {
 			return spent, &Fail{
 				Code: subjects.CodeAgentTimeout, Retryable: true, Err: errStall,
@@ -214,13 +251,17 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 	if r.meter != nil {
 		text = rep.text
 	}
-	if err := r.end.err(); err != nil {
+	if err := exit; err != nil {
 		// An agent that knows why it fails may say so, and exit as it likes.
 		if own, ok := fleet.FindResult(text); ok && (own.Status == fleet.StatusBlocked || own.Status == fleet.StatusError) {
 			rep.fill(own)
 			return *own, nil
 		}
-		return spent, &Fail{Retryable: true, Err: err, Message: r.tell(err.Error())}
+		f := &Fail{Retryable: true, Err: err, Message: r.tell(err.Error())}
+		if said := r.limits.String() + "\n" + text[max(0, len(text)-maxLimitText):]; isLimit(said) {
+			f.limited(readLimit(said, time.Now()))
+		}
+		return spent, f
 	}
 	if r.meter != nil && !rep.answered {
 		return spent, &Fail{Retryable: true, Message: r.tell("the command ended without a result")}
@@ -229,10 +270,18 @@ func (r *ran) conclude(d *fleet.Dispatch) (fleet.Result, error) {
 		return spent, tooLong()
 	}
 	res, err := ReadAnswer(text, d)
-	if err != nil {
+	switch {
+	case err == nil:
+	case rep.calls != nil && len(rep.calls.denied) > 0: // it says why it has no answer of that form
+		rep.calls.list(&spent)
+		return refusal(spent, rep.calls.blocked()), nil
+	default:
 		return spent, err
 	}
 	rep.fill(&res)
+	if rep.calls != nil {
+		rep.calls.mark(&res)
+	}
 	return res, nil
 }
 

@@ -98,7 +98,7 @@ func TestExecContract(t *testing.T) {
 	d.Task.SessionID = "a2a-20251122T120000Z-7f3a9c21"
 	d.Deadline = new(time.Date(2126, 5, 31, 21, 0, 0, 5, time.UTC))
 	tmp := t.TempDir()
-	e := shell(t, `env | grep -v -e ^_= -e ^PWD= -e ^SHLVL= -e ^OLDPWD= | sort; echo ---; cat "$PARLEY_CONTRACT"; ls -ld "${PARLEY_CONTRACT%/*}" | cut -c1-10 >&2`, agent.ExecConfig{
+	e := shell(t, `env | grep -v -e ^_= -e ^PWD= -e ^SHLVL= -e ^OLDPWD= -e ^PARLEY_TASK_MARK= | sort; echo ---; cat "$PARLEY_CONTRACT"; ls -ld "${PARLEY_CONTRACT%/*}" | cut -c1-10 >&2`, agent.ExecConfig{
 		Env:   []string{"PATH=" + os.Getenv("PATH"), "SECRET=x", "KEY=y", "CLAUDECODE=1", "LC_ALL=C"},
 		Allow: []string{"KEY"}, Set: []string{"MINE=1"}, TempDir: tmp, Usage: agent.UsageNone,
 	})
@@ -406,6 +406,29 @@ func TestExecParallel(t *testing.T) {
 		got := next(t, "a result", r.results)
 		if out := output(t, got); out != string(got.TaskID) {
 			t.Errorf("%s answered %q", got.TaskID, out)
+		}
+	}
+}
+
+// A command of any kind that fails at a limit says so on stderr.
+func TestExecLimit(t *testing.T) {
+	t.Parallel()
+	vectors, err := filepath.Abs("testdata/cli-agents")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := []string{"V=" + vectors}
+	many := `i=0; while [ $i -lt 60 ]; do echo "line $i" >&2; i=$((i+1)); done; `
+	for script, want := range map[string]subjects.Code{
+		`cat "$V/gemini-headless-fail-429.jsonl"; cat "$V/gemini-headless-fail-429.stderr" >&2; exit 173`:      subjects.CodeRateLimited,
+		`echo "TerminalQuotaError: Your quota will reset after 1h49m8s." >&2; echo "    at x" >&2; exit 1`:     subjects.CodeRateLimited,
+		`echo "429 Too Many Requests, retrying" >&2; ` + many + `echo "main.go:429: undefined: x" >&2; exit 1`: subjects.CodeAgentError,
+		`echo "429 Too Many Requests, retrying" >&2; echo fine`:                                                "",
+		`echo '{"type":"TASK_RESULT","status":"blocked","blocked_reason":"rate limit reached"}'; exit 1`:       "",
+	} {
+		got, err := shell(t, script, agent.ExecConfig{Set: set}).Handle(t.Context(), agent.NewTask(dispatch("t1", "x"), func(string, *int64) {}))
+		if code, _ := fail(err); code != want {
+			t.Errorf("%s: %+v, %v; want %q", script, got, err, want)
 		}
 	}
 }

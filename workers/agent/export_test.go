@@ -29,6 +29,19 @@ func (l toldLine) ask(context.Context, fleet.Question) (fleet.Answer, error) {
 	return fleet.Answer{}, context.Canceled
 }
 
+// ReadLimit is what is read of a text that says that a limit is met; ok is false
+// for a text that does not say so.
+func ReadLimit(text string, now time.Time) (resetAt time.Time, after time.Duration, tier string, ok bool) {
+	l := readLimit(text, now)
+	return l.resetAt, l.after, l.tier, isLimit(text)
+}
+
+// Guard starts the guard of e.
+func Guard(e *Exec) { startGuard(e.own, discardLog()) }
+
+// ThisProcess is what names of directories begin with.
+func ThisProcess() string { return thisProcess().String() }
+
 // Things that tests look at from outside.
 var (
 	ChildEnv    = childEnv
@@ -39,15 +52,26 @@ var (
 
 // Read has a meter read what a command printed; exit is its status.
 func Read(u Usage, output string, exit error) (fleet.Result, error) {
-	m, err := newMeter(u)
+	return ReadFor(&fleet.Dispatch{}, u, output, exit)
+}
+
+// ReadFor is Read for the task of a dispatch.
+func ReadFor(d *fleet.Dispatch, u Usage, output string, exit error) (fleet.Result, error) {
+	past := newTotals("")
+	m, err := newMeter(u, past)
 	if err != nil {
 		return fleet.Result{}, err
+	}
+	answer := &head{max: fleet.MaxMessage}
+	if m == nil {
+		_, _ = answer.Write([]byte(output))
+		output = ""
 	}
 	l := &lines{max: maxLine, each: func(b []byte, cut bool) { m.line(b, cut) }}
 	_, _ = l.Write([]byte(output))
 	_ = l.Close()
-	r := &ran{meter: m, answer: &head{}, last: &recent{max: lastLines}, end: ending{failed: exit, state: succeededState()}}
-	return r.conclude(&fleet.Dispatch{})
+	r := &ran{meter: m, totals: past, answer: answer, last: &recent{max: lastLines}, limits: &recent{max: lastLines}, end: ending{failed: exit, state: succeededState()}}
+	return r.conclude(d)
 }
 
 // Lines splits writes into lines of at most limit bytes.

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -42,6 +43,7 @@ type held struct {
 	// guarded by hand.mu
 	phase     phase
 	attempt   int
+	offers    map[string]bool  // ids of the offers of that attempt by which it was accepted
 	moved     context.Context  //nolint:containedctx // ends, and is replaced, when attempt changes
 	move      func()           // ends moved
 	aborted   error            // why the handler was canceled
@@ -60,7 +62,8 @@ type held struct {
 
 	pace pace // has its own lock
 
-	lent atomic.Int64 // tokens that agents it has asked have spent
+	lent  atomic.Int64 // tokens that agents it has asked have spent
+	spent atomic.Int64 // tokens that the handler said it has spent so far
 }
 
 // open is a question that waits for its answer.
@@ -83,10 +86,11 @@ type hand struct {
 	idle      chan struct{} // closed when stopping and no handler runs
 	emptied   chan struct{} // closed when stopping and nothing is in hand
 	tombs     map[subjects.TaskID]tomb
-	swept     time.Time     // when the old ones were last removed
-	worked    bool          // a task has been accepted
-	beat      chan struct{} // asks for a heartbeat; capacity 1
-	announced chan struct{} // asks for an announce; capacity 1
+	canceled  map[string]time.Time // ids of offers that were canceled before they came, until when that is remembered
+	swept     time.Time            // when the old ones were last removed
+	worked    bool                 // a task has been accepted
+	beat      chan struct{}        // asks for a heartbeat; capacity 1
+	announced chan struct{}        // asks for an announce; capacity 1
 }
 
 // tomb remembers a CANCEL for a task that was not in hand, or a task that was in
@@ -103,8 +107,8 @@ func newHand(maxTasks int, heartbeat time.Duration) *hand {
 	return &hand{
 		max: maxTasks, onTheWay: min(mostOnTheWay, heartbeat),
 		tasks: make(map[subjects.TaskID]*held),
-		tombs: make(map[subjects.TaskID]tomb),
-		idle:  make(chan struct{}), emptied: make(chan struct{}),
+		tombs: make(map[subjects.TaskID]tomb), canceled: make(map[string]time.Time),
+		idle: make(chan struct{}), emptied: make(chan struct{}),
 		beat: make(chan struct{}, 1), announced: make(chan struct{}, 1),
 	}
 }
@@ -132,6 +136,9 @@ const (
 func (a *hand) admit(h *held, now time.Time, check func() *fleet.ResultError) (admission, string, *fleet.ResultError) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if now.Before(a.canceled[firstOf(h.offers)]) {
+		return refuseBusy, "the offer was canceled before it came", nil
+	}
 	if was := a.tasks[h.id]; was != nil {
 		switch a.againLocked(was, h, now) {
 		case takeOver:
@@ -179,7 +186,7 @@ func (a *hand) againLocked(was, h *held, now time.Time) admission {
 		return reserved
 	}
 	if h.attempt > was.attempt {
-		was.attempt = h.attempt
+		was.attempt, was.offers = h.attempt, map[string]bool{}
 		was.move()
 		was.moved, was.move = context.WithCancel(context.Background())
 		was.clockLeft = was.limit
@@ -188,6 +195,7 @@ func (a *hand) againLocked(was, h *held, now time.Time) admission {
 			a.runClockLocked(was)
 		}
 	}
+	maps.Copy(was.offers, h.offers)
 	return takeOver
 }
 
@@ -327,19 +335,40 @@ func (h *held) abortLocked(cause error) {
 	h.cancel(cause)
 }
 
-// recall drops a task at a router's word; false when it is not in hand, which
-// is remembered for a while.
-func (a *hand) recall(id subjects.TaskID, attempt int, cause error, now time.Time) bool {
+// spend notes what the handler of h says that it has spent so far, and ends the
+// attempt if that is more than it may.
+func (a *hand) spend(h *held, tokens int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	h.spent.Store(max(h.spent.Load(), tokens))
+	if b := h.task.budget(); b > 0 && h.spent.Load()+h.lent.Load() > b {
+		h.abortLocked(ErrBudget)
+	}
+}
+
+// recall drops a task at a router's word; false when it is not in hand, which
+// is remembered for a while. A CANCEL of an offer ends what was accepted by it and
+// by no other; one of an attempt ends that, whichever offer began it.
+func (a *hand) recall(c *fleet.Control, cause error, now time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	id, attempt := c.TaskID, c.Attempt
 	h := a.tasks[id]
+	if c.OfferID != "" {
+		a.sweepLocked(now)
+		a.canceled[c.OfferID] = now.Add(rememberCancel)
+	}
 	switch {
+	case h == nil && c.OfferID != "":
+		return false
 	case h == nil:
 		a.sweepLocked(now)
 		if t, known := a.tombs[id]; !known || !t.left || !now.Before(t.until) {
 			a.tombs[id] = tomb{attempt: attempt, until: now.Add(rememberCancel)}
 		}
 		return false
+	case c.OfferID != "" && !h.withoutLocked(c.OfferID):
+		return true // it is in hand by another offer
 	case attempt != 0 && attempt < h.attempt:
 		return true // meant for an earlier attempt
 	case h.phase == handing:
@@ -350,16 +379,21 @@ func (a *hand) recall(id subjects.TaskID, attempt int, cause error, now time.Tim
 	return true
 }
 
+// withoutLocked takes the acceptance of an offer back, and reports whether it was
+// the last one.
+func (h *held) withoutLocked(offer string) bool {
+	known := h.offers[offer]
+	delete(h.offers, offer)
+	return known && len(h.offers) == 0
+}
+
 func (a *hand) sweepLocked(now time.Time) {
 	if now.Sub(a.swept) < rememberCancel/10 {
 		return
 	}
 	a.swept = now
-	for id, t := range a.tombs {
-		if !now.Before(t.until) {
-			delete(a.tombs, id)
-		}
-	}
+	maps.DeleteFunc(a.tombs, func(_ subjects.TaskID, t tomb) bool { return !now.Before(t.until) })
+	maps.DeleteFunc(a.canceled, func(_ string, until time.Time) bool { return !now.Before(until) })
 }
 
 // drain refuses new tasks while on.
@@ -383,10 +417,20 @@ func (a *hand) holding() (list []fleet.Holding, draining, fresh bool) {
 			continue
 		}
 		h.toldOf = h.toldOf || h.phase == handing
-		list = append(list, fleet.Holding{TaskID: id, Attempt: h.attempt})
+		list = append(list, fleet.Holding{
+			TaskID: id, Attempt: h.attempt, OfferID: firstOf(h.offers), TokensSpent: h.spent.Load() + h.lent.Load(),
+		})
 	}
 	slices.SortFunc(list, func(x, y fleet.Holding) int { return compare(x.TaskID, y.TaskID) })
 	return list, a.draining || a.stopping || a.unwell != "", !a.worked
+}
+
+// firstOf is the first of a set of ids; "" of an empty one.
+func firstOf(ids map[string]bool) string {
+	if len(ids) == 0 {
+		return ""
+	}
+	return slices.Min(slices.Collect(maps.Keys(ids)))
 }
 
 func compare(x, y subjects.TaskID) int {

@@ -35,6 +35,8 @@ func TestMain(m *testing.M) {
 		hang(os.Args[3])
 	case "harness":
 		harness(os.Args[3])
+	case "detached", "guarded":
+		detachedHarness(os.Args[3], os.Args[4], os.Args[2] == "guarded")
 	default: // mcp-die, true
 	}
 }
@@ -58,7 +60,23 @@ func harness(fifo string) {
 	fmt.Fprintln(os.Stderr, "harness:", err)
 }
 
-const patience = 20 * time.Second
+// detachedHarness runs a command that has a child hold a FIFO open in a session
+// of its own, until it is killed.
+func detachedHarness(fifo, tmp string, guarded bool) {
+	e, err := agent.NewExec(agent.ExecConfig{
+		Command: []string{"/bin/sh", "-c", `setsid sh -c 'exec sleep 1000 9>"$FIFO"' & wait; sleep 1000`},
+		Env:     []string{"PATH=" + os.Getenv("PATH")}, Set: []string{"FIFO=" + fifo}, TempDir: tmp,
+	})
+	if err == nil {
+		if guarded {
+			agent.Guard(e)
+		}
+		_, err = e.Handle(context.Background(), &agent.Task{Dispatch: dispatch("t1", "x")})
+	}
+	fmt.Fprintln(os.Stderr, "harness:", err)
+}
+
+const patience = bustest.Patience
 
 // router plays the fleet's side.
 type router struct {

@@ -79,14 +79,33 @@ func TestProbe(t *testing.T) {
 func TestProbeLeavesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFIFO(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
+	ctx := overdue{t.Context(), make(chan struct{})}
 	s := agent.MCPServer{Command: "/bin/sh", Args: []string{"-c", `"$0" helper mcp-hang "$1" & wait`, os.Args[0], f.path}}
-	if got := agent.Probe(ctx, s, nil); got != fleet.HealthTimeout {
+	probed := make(chan string, 1)
+	go func() { probed <- agent.Probe(ctx, s, nil) }()
+	f.held()
+	close(ctx.over)
+	if got := next(t, "the end of the probe", probed); got != fleet.HealthTimeout {
 		t.Errorf("Probe = %s, want timeout", got)
 	}
-	f.held()
 	f.dead()
+}
+
+// overdue is a context whose deadline has passed once over is closed.
+type overdue struct {
+	context.Context //nolint:containedctx // it is one
+	over            chan struct{}
+}
+
+func (o overdue) Done() <-chan struct{} { return o.over }
+
+func (o overdue) Err() error {
+	select {
+	case <-o.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
 }
 
 // What the probes find is announced, and again when it changes.

@@ -40,12 +40,17 @@ func (w *Worker) onOffer(life context.Context, m bus.Msg) {
 	}
 	ctx, h := w.newHeld(life, d)
 	verdict, why, e := w.hand.admit(h, now, func() *fleet.ResultError {
-		return check(d, w.state.get(), w.abilities(), now)
+		if e := check(d, w.state.get(), w.abilities(), now); e != nil {
+			return e
+		}
+		return w.limitNow(now)
 	})
 	switch {
 	case verdict == takeOver:
 		w.log.Debug("accepted again", slog.String("task_id", string(h.id)), slog.Int("attempt", h.attempt))
 		w.accept(m)
+	case e != nil && e.Code == subjects.CodeRateLimited:
+		w.limited(m, d, e)
 	case e != nil:
 		w.refuse(m, d, e)
 	case verdict == refuseBusy:
@@ -94,7 +99,11 @@ func (w *Worker) newHeld(life context.Context, d *fleet.Dispatch) (context.Conte
 		id: d.Task.TaskID, attempt: d.Attempt,
 		limit:    cmp.Or(time.Duration(d.Task.TimeoutSeconds*float64(time.Second)), fleet.DefaultTimeout),
 		deadline: *d.Deadline, cancel: cancel,
+		offers:   map[string]bool{},
 		followed: make(chan struct{}), followUps: slices.Clone(d.Messages), questions: map[string]*open{}, answered: map[string]bool{},
+	}
+	if d.OfferID != "" {
+		h.offers[d.OfferID] = true
 	}
 	h.moved, h.move = context.WithCancel(context.Background())
 	l := link{w, h}
@@ -122,6 +131,16 @@ func (w *Worker) busy(m bus.Msg, why string) {
 	w.respond(m, &fleet.Ack{
 		Header: header(fleet.TypeAck), Epoch: w.epoch,
 		Reason: &fleet.Reason{Code: subjects.CodeAgentBusy, Message: why},
+	})
+}
+
+// limited answers an offer while a limit of the handler holds.
+func (w *Worker) limited(m bus.Msg, d *fleet.Dispatch, e *fleet.ResultError) {
+	w.log.Debug("offer refused until a limit ends", slog.String("task_id", string(d.Task.TaskID)), slog.Any("reset_at", e.ResetAt))
+	w.respond(m, &fleet.Ack{
+		Header: header(fleet.TypeAck), Epoch: w.epoch,
+		Reason:            &fleet.Reason{Code: e.Code, Message: clip(e.Message, maxMessage)},
+		RetryAfterSeconds: e.RetryAfterSeconds, ResetAt: e.ResetAt, LimitTier: e.LimitTier,
 	})
 }
 

@@ -91,6 +91,12 @@ func (r *recent) add(line string) {
 	r.list = append(r.list, line)
 }
 
+func (r *recent) clear() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = nil
+}
+
 func (r *recent) String() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -21,6 +21,7 @@ type spec struct {
 	argv   []string
 	dir    string
 	env    []string
+	mark   string    // its taskMark, which env has; "" for none
 	stdin  io.Reader // nil: nothing to read; must end, or be closed before wait
 	stdout io.Writer // nil discards; closed at the end if it is an io.Closer
 	stderr io.Writer // likewise
@@ -30,6 +31,7 @@ type spec struct {
 // of its own. Whoever starts it must wait for it.
 type process struct {
 	cmd  *exec.Cmd
+	mark string        // of what it has started, in groups of their own too; "" for none
 	done chan struct{} // closed when it has ended and everything is joined
 	end  ending        // valid once done
 
@@ -80,8 +82,8 @@ func startProcess(s spec) (*process, error) {
 		return nil, err
 	}
 	p := &process{
-		cmd:    &exec.Cmd{Path: path, Args: s.argv, Dir: s.dir, Env: s.env, SysProcAttr: ownGroup()},
-		done:   make(chan struct{}),
+		cmd:  &exec.Cmd{Path: path, Args: s.argv, Dir: s.dir, Env: s.env, SysProcAttr: ownGroup()},
+		mark: s.mark, done: make(chan struct{}),
 		copied: make(chan struct{}), fed: make(chan struct{}),
 	}
 	theirs, err := p.pipes()
@@ -205,10 +207,20 @@ func (p *process) reap() {
 // endGroup kills what is left of the group once its leader has ended: at once,
 // unless stop has asked it to end. Then it has the time that stop gives it.
 func (p *process) endGroup() {
-	for nap := 10 * time.Millisecond; p.mayEnd() && groupLives(p.cmd.Process); nap = min(2*nap, 200*time.Millisecond) {
+	for nap := 10 * time.Millisecond; p.mayEnd() && p.lives(); nap = min(2*nap, 200*time.Millisecond) {
 		<-time.After(nap)
 	}
 	_ = signalGroup(p.cmd.Process, killSignal)
+	if p.mark != "" {
+		killMarked(p.isMarked)
+	}
+}
+
+func (p *process) isMarked(mark string) bool { return mark == p.mark }
+
+// lives reports whether anything of the command still runs.
+func (p *process) lives() bool {
+	return groupLives(p.cmd.Process) || p.mark != "" && signalMarked(p.isMarked, nil, 0) > 0
 }
 
 func (p *process) mayEnd() bool {
@@ -254,5 +266,8 @@ func (p *process) signal(sig os.Signal) {
 	defer p.mu.Unlock()
 	if !p.reaped {
 		_ = signalGroup(p.cmd.Process, sig)
+		if p.mark != "" {
+			signalMarked(p.isMarked, sig, p.cmd.Process.Pid)
+		}
 	}
 }

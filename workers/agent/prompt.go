@@ -99,8 +99,8 @@ func contractEnv(d *fleet.Dispatch, file string) []string {
 	if d.Traceparent != "" {
 		env = append(env, "TRACEPARENT="+d.Traceparent)
 	}
-	if d.Task.TokenBudget > 0 {
-		env = append(env, fmt.Sprintf("PARLEY_TOKEN_BUDGET=%d", d.Task.TokenBudget))
+	if b := (&Task{Dispatch: d}).budget(); b > 0 {
+		env = append(env, fmt.Sprintf("PARLEY_TOKEN_BUDGET=%d", b))
 	}
 	return env
 }

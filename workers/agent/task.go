@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -106,6 +107,9 @@ func (t *Task) FollowUp(ctx context.Context, n int) (fleet.Message, error) {
 	return t.line.followUp(ctx, n)
 }
 
+// budget is how many tokens the attempt may spend, 0 for no bound.
+func (t *Task) budget() int64 { return cmp.Or(t.Dispatch.TokensLeft, t.Dispatch.Task.TokenBudget) }
+
 // wasInvalid reports whether the offer says that this agent's last result broke
 // its schema: sending that one again would help nobody.
 func (t *Task) wasInvalid() bool {
@@ -121,7 +125,13 @@ type link struct {
 
 var _ line = link{}
 
-func (l link) progress(p progress) { l.h.pace.add(p) }
+func (l link) progress(p progress) {
+	if p.tokens != nil {
+		l.w.hand.spend(l.h, *p.tokens)
+		p.tokens = new(l.h.spent.Load() + l.h.lent.Load())
+	}
+	l.h.pace.add(p)
+}
 
 // send publishes one report; pace calls it.
 func (l link) send(p progress) {

@@ -3,8 +3,8 @@ package agent
 import (
 	"fmt"
 	"strings"
+	"time"
 
-	"parley/subjects"
 	"parley/subjects/fleet"
 )
 
@@ -35,17 +35,18 @@ type meter interface {
 	// line reads a line; cut says that its end is missing. note is worth
 	// telling as progress, tokens is what was spent so far, 0 when not known.
 	line(b []byte, cut bool) (note string, tokens int64)
-	report() report
+	report(now time.Time) report
 }
 
-func newMeter(u Usage) (meter, error) {
+// newMeter makes the meter of u; past knows the sessions that commands resume.
+func newMeter(u Usage, past *totals) (meter, error) {
 	switch u {
 	case UsageNone:
 		return nil, nil
 	case UsageClaude:
-		return &claude{turns: map[string]claudeUsage{}}, nil
+		return &claude{turns: map[string]claudeUsage{}, current: map[string]string{}}, nil
 	case UsageCodex:
-		return &codex{}, nil
+		return &codex{past: past}, nil
 	}
 	return nil, fmt.Errorf("agent: unknown usage %q, want claude or codex", string(u))
 }
@@ -56,6 +57,7 @@ type report struct {
 	answered bool   // there was one
 	fail     *Fail  // what the tool says went wrong
 	spent    *spent // nil: not told
+	calls    *callLog
 }
 
 // spent is the measured use of a model. What counts as a task's tokens_spent is
@@ -71,6 +73,8 @@ type spent struct {
 	CacheRead     int64   `json:"cache_read_tokens"`
 	CostUSD       float64 `json:"cost_usd,omitzero"`
 	Turns         int64   `json:"turns,omitzero"`
+
+	cumulative bool // since the session began, not since the command did
 }
 
 func (s *spent) tokens() int64 { return s.Input + s.Output + s.CacheCreation }
@@ -93,12 +97,12 @@ func (r report) fill(res *fleet.Result) {
 }
 
 // apiFailure is the failure of a model's API by its HTTP status, 0 when there
-// was none.
-func apiFailure(status int, message string) *Fail {
+// was none, told at now.
+func apiFailure(status int, message string, now time.Time) *Fail {
 	f := &Fail{Message: message, HTTPStatus: status}
 	switch {
-	case status == 429:
-		f.Code, f.Retryable = subjects.CodeRateLimited, true
+	case status == 429, status == 529, status == 0 && isLimit(message):
+		f.limited(readLimit(message, now))
 	case status == 0, status == 408, status >= 500:
 		f.Retryable = true // not the task's fault: later, or elsewhere
 	}

@@ -5,7 +5,11 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"parley/subjects"
 )
@@ -18,6 +22,9 @@ type claude struct {
 	session string
 	turns   map[string]claudeUsage // by message; each of its pieces says anew what it has spent
 	sum     claudeUsage            // of all turns so far
+	current map[string]string      // ids of the messages under way, by whose sub-agent's they are
+	denials []claudeDenial         // told while the command ran
+	limit   *limit                 // told while the command ran; nil: none holds
 }
 
 type claudeEvent struct {
@@ -35,6 +42,7 @@ type claudeEvent struct {
 	Turns      int64                  `json:"num_turns"`
 	Usage      claudeUsage            `json:"usage"`
 	Models     map[string]claudeModel `json:"modelUsage"`
+	Denials    []claudeDenial         `json:"permission_denials"`
 
 	// type system, subtype api_retry
 	Attempt     int    `json:"attempt"`
@@ -52,6 +60,14 @@ type claudeEvent struct {
 		} `json:"content"`
 		Usage claudeUsage `json:"usage"`
 	} `json:"message"`
+}
+
+// claudeDenial is a call that Claude Code did not allow: in a result, and as
+// system event permission_denied.
+type claudeDenial struct {
+	Tool  string         `json:"tool_name"`
+	ID    string         `json:"tool_use_id"`
+	Input map[string]any `json:"tool_input"`
 }
 
 type claudeUsage struct {
@@ -92,13 +108,22 @@ func (c *claude) line(b []byte, cut bool) (note string, tokens int64) {
 
 func (c *claude) event(raw []byte) (note string) {
 	var kind struct {
-		Type string `json:"type"`
+		Type    string `json:"type"`
+		Subtype string `json:"subtype"`
 	}
 	if json.Unmarshal(raw, &kind) != nil {
 		return ""
 	}
-	switch kind.Type {
-	case "result", "assistant", "system":
+	switch {
+	case kind.Type == "system" && kind.Subtype == "permission_denied":
+		return c.denial(raw)
+	case kind.Type == "stream_event":
+		c.partial(raw)
+		return ""
+	case kind.Type == "rate_limit_event":
+		c.limitEvent(raw)
+		return ""
+	case kind.Type == "result", kind.Type == "assistant", kind.Type == "system":
 	default:
 		return "" // the shape of other events is none of ours
 	}
@@ -128,12 +153,77 @@ func (c *claude) event(raw []byte) (note string) {
 	return note
 }
 
-// turn counts what a message has spent.
+// denial takes in the event of a call that was not allowed.
+func (c *claude) denial(raw []byte) (note string) {
+	var d claudeDenial
+	if json.Unmarshal(raw, &d) != nil {
+		return ""
+	}
+	c.denials = append(c.denials, d)
+	return "was not allowed to use " + d.Tool
+}
+
+// calls are those that were not allowed: all that the result names, and what
+// was told before of others. Headless, there is nobody whom Claude Code could
+// ask; it does not say whether a rule or that was the reason.
+func (c *claude) calls() *callLog {
+	log := new(callLog)
+	named := map[string]bool{}
+	all := c.denials
+	if c.result != nil {
+		all = slices.Concat(c.result.Denials, all)
+	}
+	for _, d := range all {
+		if d.ID == "" || !named[d.ID] {
+			named[d.ID] = true
+			log.deny(toolCall{Kind: d.Tool, Title: titleOf(d.Input)})
+		}
+	}
+	return log
+}
+
+// turn counts what a message has spent. The figures of a message only grow: an
+// assistant event repeats those that the message began with.
 func (c *claude) turn(id string, u claudeUsage) {
-	c.sum.add(u, 1)
 	if id != "" {
-		c.sum.add(c.turns[id], -1)
+		was := c.turns[id]
+		u = claudeUsage{
+			Input: max(u.Input, was.Input), Output: max(u.Output, was.Output),
+			CacheCreation: max(u.CacheCreation, was.CacheCreation), CacheRead: max(u.CacheRead, was.CacheRead),
+		}
+		c.sum.add(was, -1)
 		c.turns[id] = u
+	}
+	c.sum.add(u, 1)
+}
+
+// partial takes in a stream_event (--include-partial-messages): what a message
+// has spent by its end, which no assistant event says.
+func (c *claude) partial(raw []byte) {
+	var e struct {
+		Session string `json:"session_id"`
+		Parent  string `json:"parent_tool_use_id"` // of a sub-agent's message
+		Event   struct {
+			Type    string `json:"type"`
+			Message struct {
+				ID    string      `json:"id"`
+				Usage claudeUsage `json:"usage"`
+			} `json:"message"` // of message_start
+			Usage claudeUsage `json:"usage"` // of message_delta
+		} `json:"event"`
+	}
+	if json.Unmarshal(raw, &e) != nil {
+		return
+	}
+	switch e.Event.Type {
+	case "message_start":
+		c.session = cmp.Or(e.Session, c.session)
+		c.current[e.Parent] = e.Event.Message.ID
+		c.turn(e.Event.Message.ID, e.Event.Message.Usage)
+	case "message_delta":
+		if id := c.current[e.Parent]; id != "" {
+			c.turn(id, e.Event.Usage)
+		}
 	}
 }
 
@@ -148,17 +238,23 @@ func (u *claudeUsage) spent() *spent {
 	return &spent{Tool: "claude", Input: u.Input, Output: u.Output, CacheCreation: u.CacheCreation, CacheRead: u.CacheRead}
 }
 
-func (c *claude) report() report {
+func (c *claude) report(now time.Time) report {
 	e := c.result
 	if e == nil {
-		return report{spent: c.unfinished()}
+		return report{spent: c.unfinished(), calls: c.calls()}
 	}
-	r := report{text: e.Result, answered: e.Subtype == "success", spent: e.spent()}
+	r := report{text: e.Result, answered: e.Subtype == "success", spent: e.spent(), calls: c.calls()}
 	if s := string(e.Structured); s != "" && s != "null" {
 		r.text = s
 	}
-	if e.IsError || !r.answered {
-		r.fail = e.fail()
+	if e.IsError || !r.answered || claudeLimit.MatchString(e.Result) {
+		r.fail = e.fail(now)
+	}
+	if r.fail != nil && r.fail.Code == subjects.CodeRateLimited && c.limit != nil {
+		if !c.limit.resetAt.IsZero() {
+			r.fail.ResetAt, r.fail.RetryAfter = c.limit.resetAt, 0
+		}
+		r.fail.LimitTier = cmp.Or(c.limit.tier, r.fail.LimitTier)
 	}
 	return r
 }
@@ -174,13 +270,15 @@ func (c *claude) unfinished() *spent {
 	return s
 }
 
-// spent adds up all models: usage is of the main loop only.
+// spent adds up all models: usage is of the main loop only. Of a session that
+// was resumed, the models' use and the cost are of the whole session.
 func (e *claudeEvent) spent() *spent {
 	s := &spent{Tool: "claude"}
 	if len(e.Models) == 0 {
 		s = e.Usage.spent()
 	}
 	s.Session, s.CostUSD, s.Turns = e.Session, e.Cost, e.Turns
+	s.cumulative = len(e.Models) > 0
 	for _, m := range e.Models {
 		s.Input += m.Input
 		s.Output += m.Output
@@ -192,7 +290,7 @@ func (e *claudeEvent) spent() *spent {
 
 // fail is why a result is none. API errors come as subtype success with
 // is_error; the other subtypes have errors and no result.
-func (e *claudeEvent) fail() *Fail {
+func (e *claudeEvent) fail(now time.Time) *Fail {
 	var said []string
 	for _, s := range e.Errors {
 		said = append(said, fmt.Sprint(s))
@@ -206,5 +304,33 @@ func (e *claudeEvent) fail() *Fail {
 	case "error_max_structured_output_retries":
 		return &Fail{Code: subjects.CodeResultInvalid, Retryable: true, Message: message}
 	}
-	return apiFailure(e.Status, message)
+	return apiFailure(e.Status, message, now)
+}
+
+// claudeLimit is what Claude Code says, and nothing else, when a usage limit is
+// reached; there are versions that call that a success.
+var claudeLimit = regexp.MustCompile(`^Claude AI usage limit reached\|\d+$`)
+
+// limitEvent takes in a rate_limit_event: the state of a usage limit.
+func (c *claude) limitEvent(raw []byte) {
+	var e struct {
+		Info struct {
+			Status   string `json:"status"`
+			ResetsAt int64  `json:"resetsAt"`
+			Type     string `json:"rateLimitType"` // five_hour, seven_day, seven_day_opus …
+		} `json:"rate_limit_info"`
+	}
+	if json.Unmarshal(raw, &e) != nil {
+		return
+	}
+	if c.limit = nil; e.Info.Status != "rejected" {
+		return
+	}
+	c.limit = new(limit)
+	if at := strconv.FormatInt(e.Info.ResetsAt, 10); len(at) == 10 || len(at) == 13 {
+		c.limit.resetAt = epochTime(at)
+	}
+	if tier, ok := strings.CutPrefix(e.Info.Type, "seven_day_"); ok && (tier == "opus" || tier == "sonnet" || tier == "haiku") {
+		c.limit.tier = tier
+	}
 }

@@ -50,6 +50,7 @@ func TestUsage(t *testing.T) {
 		{
 			file: "claude-stream-retry-529.jsonl", usage: agent.UsageClaude, exit: exit1,
 			fail: &agent.Fail{
+				Code:      subjects.CodeRateLimited,
 				Message:   "API Error: 529 Overloaded. This is a server-side issue, usually temporary — try again in a moment. If it persists, check your inference gateway (127.0.0.1:18455).",
 				Retryable: true, HTTPStatus: 529,
 			},

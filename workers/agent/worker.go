@@ -38,6 +38,7 @@ type Worker struct {
 	// a thousand at one instant would have the results of others wait.
 	failures chan struct{}
 
+	limit   atomic.Pointer[heldLimit] // nil: none holds
 	started atomic.Bool
 	wg      sync.WaitGroup // everything that Run waits for
 	work    *pool.Pool     // the handlers; too
@@ -164,6 +165,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.wg.Go(func() { w.beatAll(life) })
 	w.wg.Go(func() { w.watchRepo(life) })
 	w.wg.Go(func() { w.watchMCP(life) })
+	if e, ok := w.cfg.Handler.(*Exec); ok {
+		w.wg.Go(func() { e.attend(life, w.log) })
+	}
 	if w.cfg.Watch != nil {
 		w.wg.Go(func() { w.cfg.Watch(life, func(c Condition) { w.told(life, c) }) })
 	}
@@ -239,6 +243,9 @@ func (w *Worker) do(ctx, life context.Context, h *held) {
 	defer stop()
 	res, err := w.call(ctx, h.task)
 	h.pace.close()
+	if res.TokensSpent == 0 { // it has said it while it worked
+		res.TokensSpent = h.spent.Load()
+	}
 	out, send := verdict(ctx, res, err)
 	cause := context.Cause(ctx)
 	h.cancel(errGone)
@@ -254,6 +261,7 @@ func (w *Worker) do(ctx, life context.Context, h *held) {
 	case err != nil:
 		w.log.Info("task failed", task, slog.Any("error", err))
 	}
+	w.holdLimit(&out, time.Now())
 	w.handIn(life, h, out)
 }
 

@@ -285,6 +285,68 @@ func TestCancelBeforeItsOffer(t *testing.T) {
 	}
 }
 
+// TestCancelOfAnOffer: a CANCEL of an offer ends what that offer began, and never
+// what another one did, in whichever order they come.
+func TestCancelOfAnOffer(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t)
+	g := newGate()
+	a := r.start(agent.Config{Handler: g, MaxParallel: 2})
+	by := func(id subjects.TaskID, offer string) *fleet.Dispatch {
+		d := dispatch(id, "x")
+		d.OfferID = offer
+		return d
+	}
+	recall := func(id subjects.TaskID, offer string) {
+		t.Helper()
+		c := fleet.Control{Action: fleet.ActionCancel, TaskID: id, Attempt: 1, OfferID: offer, Reason: &fleet.Reason{Code: subjects.CodeSuperseded}}
+		if p := a.tell(c); !p.OK {
+			t.Errorf("CANCEL of offer %s = %+v, want ok", offer, p)
+		}
+	}
+	// Of five stale offers two come, in between and behind the fresh one.
+	a.give(by("t1", "stale1"))
+	next(t, "the handler", g.began)
+	a.give(by("t1", "fresh"))
+	for _, offer := range []string{"stale1", "stale2", "stale3"} {
+		recall("t1", offer)
+	}
+	if p := a.offer(by("t1", "stale3")); p.accepted() || p.code() != subjects.CodeAgentBusy {
+		t.Errorf("a stale offer behind its CANCEL = %+v, want agent_busy", p)
+	}
+	a.give(by("t1", "stale4"))
+	recall("t1", "stale4")
+	await(t, "a heartbeat that names the offer", r.beats, func(h fleet.Heartbeat) bool {
+		return len(h.Holding) == 1 && h.Holding[0].OfferID == "fresh"
+	})
+	g.open <- agent.Text("fine")
+	if got := r.result("t1"); got.Status != fleet.StatusDone {
+		t.Errorf("status = %s, want done", got.Status)
+	}
+	a.gone()
+	// The last offer that it was accepted by ends it; a CANCEL that names none ends
+	// it whichever began it.
+	for _, c := range []struct{ id, offer string }{{"t2", "t2"}, {"t3", ""}} {
+		id := subjects.TaskID(c.id)
+		a.give(by(id, c.id))
+		next(t, "the handler", g.began)
+		recall(id, c.offer)
+		if cause := next(t, "its end", g.ended); !errors.Is(cause, agent.ErrSuperseded) {
+			t.Errorf("cause after a CANCEL of offer %q = %v, want superseded", c.offer, cause)
+		}
+		a.gone()
+	}
+	// One that comes before its offer cancels that alone.
+	recall("t4", "early")
+	if p := a.offer(by("t4", "early")); p.accepted() {
+		t.Error("an offer behind its CANCEL was accepted")
+	}
+	a.give(by("t4", "later"))
+	next(t, "the handler", g.began)
+	g.open <- agent.Text("fine")
+	r.result("t4")
+}
+
 func TestReoffer(t *testing.T) {
 	t.Parallel()
 	r := newRouter(t)

@@ -2,10 +2,12 @@ package audit
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
+	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -17,6 +19,8 @@ import (
 	"parley/subjects"
 	"parley/subjects/audit"
 	"parley/subjects/fleet"
+	"parley/subjects/handshake"
+	"parley/workers"
 )
 
 // item is a message of a source, as its lines.
@@ -26,32 +30,39 @@ type item struct {
 	lines  []string
 }
 
+// size is about how many bytes the lines have in a block, where they are escaped.
+func (i *item) size() (n int) {
+	for _, l := range i.lines {
+		n += len(l) + strings.Count(l, `"`) + strings.Count(l, `\`) + 3
+	}
+	return n
+}
+
+// bounded is a line of the audit. What is said in one that is too long is
+// replaced by its digest: a block must fit into a message.
+func bounded(l *handshake.LogLine) string {
+	text := audit.Line(l)
+	if len(text) <= maxLine {
+		return text
+	}
+	sum := sha256.Sum256([]byte(text))
+	short := *l
+	short.EventType, short.Unknown = workers.Clip(l.EventType), nil
+	short.Data = fleet.MustEncode(struct {
+		Bytes  int    `json:"omitted_bytes"`
+		Digest string `json:"sha256"`
+	}{len(text), hex.EncodeToString(sum[:])})
+	return audit.Line(&short)
+}
+
 // chain is the end of the audit as this worker knows it. One goroutine owns it.
 type chain struct {
 	b       *bus.Bus
 	records bus.RecordWriter
 	log     *slog.Logger
 
-	head *audit.Block // nil: there is none
-	seq  uint64       // of head in the stream
-}
-
-// load reads the last block.
-func (c *chain) load(ctx context.Context) error {
-	m, err := c.b.Last(ctx, subjects.StreamAudit, subjects.Audit)
-	if errors.Is(err, bus.ErrNotFound) {
-		c.head, c.seq = nil, 0
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read the last block: %w", err)
-	}
-	b, err := audit.Decode(m.Data)
-	if err != nil {
-		return fmt.Errorf("the last block cannot be read: %w", err)
-	}
-	c.head, c.seq = b, m.Seq
-	return nil
+	head *audit.Block // the last block; nil: there is none
+	seq  uint64       // of the last entry in the stream, which may be foreign
 }
 
 // position is how far a stream was read.

@@ -14,6 +14,10 @@
 // subjects/audit), so a change is found, and told where. They are kept 90 days,
 // or until the stream's limit drops the oldest.
 //
+// An entry of the stream that is not of the audit is skipped and counted (see
+// bus.Skip), at the start and while the worker runs; so is a message of a source
+// that cannot be read.
+//
 // A line holds what happened, never a brief, an output or a token; what agents
 // say of it is cut and escaped.
 //

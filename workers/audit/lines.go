@@ -66,7 +66,7 @@ func taskLines(e *fleet.Event) []handshake.LogLine {
 			tell(f.From, handshake.EventInit, shake), tell(e.AgentID, handshake.EventAck, ack),
 			tell(e.AgentID, handshake.EventExecutionStart, start),
 		}
-	case fleet.KindRetry, fleet.KindReroute, fleet.KindHuman, fleet.KindReturned:
+	case fleet.KindRetry, fleet.KindReroute, fleet.KindHuman, fleet.KindReturned, fleet.KindLost:
 		if n := len(f.Attempts); n > 0 {
 			return attemptLines(&f.Attempts[n-1], base, tell)
 		}

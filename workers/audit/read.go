@@ -11,6 +11,7 @@ import (
 	"parley/subjects"
 	"parley/subjects/audit"
 	"parley/subjects/fleet"
+	"parley/workers"
 )
 
 const (
@@ -48,7 +49,7 @@ func (w *Worker) read(ctx, run context.Context, m bus.Msg) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if len(reply.Blocks) > 0 || r.WaitSeconds == 0 {
+		if len(reply.Blocks)+len(reply.Foreign) > 0 || r.WaitSeconds == 0 {
 			return fleet.Encode(reply)
 		}
 		select {
@@ -64,7 +65,7 @@ func (w *Worker) read(ctx, run context.Context, m bus.Msg) ([]byte, error) {
 
 // page reads blocks from the stream.
 func (w *Worker) page(ctx context.Context, r *audit.Read) (*audit.ReadReply, error) {
-	reply := &audit.ReadReply{Blocks: []json.RawMessage{}, Seq: r.AfterSeq}
+	reply := &audit.ReadReply{Blocks: []json.RawMessage{}, Places: []audit.Place{}, Seq: r.AfterSeq}
 	limit, size := cmp.Or(r.Limit, audit.MaxLimit), 0
 	for {
 		msgs, more, err := w.bus.History(ctx, subjects.StreamAudit, subjects.Audit, reply.Seq+1, limit)
@@ -72,18 +73,25 @@ func (w *Worker) page(ctx context.Context, r *audit.Read) (*audit.ReadReply, err
 			return nil, err
 		}
 		for _, m := range msgs {
-			if !r.Since.IsZero() {
-				if b, err := audit.Decode(m.Data); err == nil && b.Day < audit.Day(r.Since) {
-					reply.Seq = m.Seq
-					continue
-				}
+			b, bad := audit.Decode(m.Data)
+			if bad == nil && !r.Since.IsZero() && b.Day < audit.Day(r.Since) {
+				reply.Seq = m.Seq
+				continue
 			}
-			if size += len(m.Data); len(reply.Blocks) == limit || len(reply.Blocks) > 0 && size > maxReply {
+			if bad == nil {
+				size += len(m.Data)
+			}
+			if n := len(reply.Blocks); n+len(reply.Foreign) == limit || n > 0 && size > maxReply {
 				reply.More = true
 				return reply, nil
 			}
-			reply.Blocks = append(reply.Blocks, m.Data)
 			reply.Seq = m.Seq
+			if bad != nil {
+				reply.Foreign = append(reply.Foreign, audit.Foreign{Seq: m.Seq, Time: m.Time, Bytes: len(m.Data), Reason: workers.Clip(bad.Error())})
+				continue
+			}
+			reply.Blocks = append(reply.Blocks, m.Data)
+			reply.Places = append(reply.Places, audit.Place{Seq: m.Seq, Time: m.Time})
 		}
 		if !more {
 			return reply, nil

@@ -12,7 +12,6 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
-	"parley/subjects/audit"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
 )
@@ -42,6 +41,8 @@ const (
 	maxBytes   = 256 << 10              // of a block, about
 	stopGrace  = 5 * time.Second        // to write what was read
 	queueItems = 4096                   // read and not written yet
+	maxLine    = 16 << 10               // bytes of a line; genuine ones have far less
+	maxItem    = 256 << 10              // bytes of the lines of a message, in the block
 )
 
 // source is a stream whose messages become lines.
@@ -50,6 +51,8 @@ type source struct {
 	subjects []string // nil: all
 	lines    func(m bus.Msg) ([]handshake.LogLine, error)
 }
+
+var errTooManyLines = errors.New("it has more lines than a block has room for")
 
 var errOtherSubject = errors.New("it says another session or agent than its subject")
 
@@ -190,12 +193,16 @@ func (w *Worker) follow(ctx context.Context, s source, after uint64, items chan<
 			}
 			lines, err := s.lines(m)
 			if err != nil {
-				w.log.Warn("no audit line can be made", slog.String("stream", s.stream), slog.Uint64("seq", m.Seq), slog.Any("error", err))
+				w.bus.Skip(m, err)
 				return
 			}
 			i := item{stream: s.stream, seq: m.Seq}
 			for n := range lines {
-				i.lines = append(i.lines, audit.Line(&lines[n]))
+				i.lines = append(i.lines, bounded(&lines[n]))
+			}
+			if i.size() > maxItem {
+				w.bus.Skip(m, errTooManyLines)
+				return
 			}
 			if len(i.lines) == 0 || ended {
 				return
@@ -221,7 +228,7 @@ func (w *Worker) write(work context.Context, c *chain, items <-chan item) {
 
 // batch takes what comes within a moment.
 func batch(first item, items <-chan item) []item {
-	list, lines, size := []item{first}, len(first.lines), 0
+	list, lines, size := []item{first}, len(first.lines), first.size()
 	timer := time.NewTimer(gather)
 	defer timer.Stop()
 	for lines < maxLines && size < maxBytes {
@@ -232,9 +239,7 @@ func batch(first item, items <-chan item) []item {
 			}
 			list = append(list, i)
 			lines += len(i.lines)
-			for _, l := range i.lines {
-				size += len(l)
-			}
+			size += i.size()
 		case <-timer.C:
 			return list
 		}

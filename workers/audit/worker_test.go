@@ -1,6 +1,7 @@
 package audit_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -37,7 +38,7 @@ func start(t *testing.T, b *bus.Bus) (stop func()) {
 func read(t *testing.T, b *bus.Bus) []handshake.LogLine {
 	t.Helper()
 	var lines []handshake.LogLine
-	var prev *auditlog.Block
+	chain := new(auditlog.Chain)
 	req := auditlog.Read{Limit: 3}
 	for {
 		m, err := b.Request(t.Context(), subjects.API("operator", "audit", "read"), fleet.MustEncode(req), nil)
@@ -48,15 +49,14 @@ func read(t *testing.T, b *bus.Bus) []handshake.LogLine {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, raw := range r.Blocks {
+		for i, raw := range r.Blocks {
 			block, err := auditlog.Decode(raw)
-			if err == nil {
-				err = auditlog.Check(prev, block)
-			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			prev = block
+			if chain.Add(block, auditlog.Foreign{Seq: r.Places[i].Seq}) != auditlog.Follows {
+				continue
+			}
 			for _, text := range block.Lines {
 				l, err := handshake.DecodeLogLine([]byte(text))
 				if err != nil {
@@ -64,6 +64,9 @@ func read(t *testing.T, b *bus.Bus) []handshake.LogLine {
 				}
 				lines = append(lines, *l)
 			}
+		}
+		if err := chain.Broken(); err != nil {
+			t.Fatal(err)
 		}
 		req.AfterSeq = r.Seq
 		if !r.More {
@@ -413,5 +416,88 @@ func TestSessionEnds(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// junkBlocks are entries that somebody else puts into the audit; old is a block
+// of it.
+func junkBlocks(old []byte) [][]byte {
+	long := auditlog.Seal(nil, "2026-11-21", nil, []string{"{}"})
+	long.First = 1 << 60
+	return [][]byte{
+		[]byte("junk"), nil, []byte("{}"), []byte("null"), []byte("[]"), []byte("\x00\xff"), []byte(`{"first":`), []byte(`{"lines":[1]}`),
+		[]byte(`{"first":-1}`), []byte(`{"first":1,"first":2}`), []byte(strings.Repeat("[", 100_000)), fleet.MustEncode(long),
+		[]byte(`{"x":` + strings.Repeat("[", 70) + strings.Repeat("]", 70) + "}"), bytes.Repeat([]byte("a"), 1<<20), old, old,
+	}
+}
+
+// TestForeignEntries: what others put into the audit's stream is passed over
+// while the worker runs and after it starts again, whatever it is and wherever;
+// it is named, and no line is lost.
+func TestForeignEntries(t *testing.T) {
+	t.Parallel()
+	server := bustest.New(t)
+	b := server.Bus(t)
+	junk := func(data []byte) {
+		t.Helper()
+		if _, err := b.Store(t.Context(), subjects.Audit, data, "", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tasks := 0
+	lines := func() {
+		t.Helper()
+		store(t, b, subjects.TaskID(fmt.Sprint("t", tasks)), fleet.Event{Kind: fleet.KindQueued, State: fleet.StateQueued})
+		tasks++
+		eventually(t, b, tasks)
+	}
+	junk([]byte("before all")) // the audit begins behind it
+	stop := start(t, b)
+	lines()
+	first, err := b.Get(t.Context(), subjects.StreamAudit, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries := 1
+	for _, data := range junkBlocks(first.Data) {
+		junk(data)
+		entries++
+		lines()
+	}
+	if list := b.Skipped(); len(list) != 1 || list[0].Place != subjects.StreamAudit || list[0].Count < uint64(entries) {
+		t.Errorf("skipped %+v, want %d in the audit", list, entries)
+	}
+	stop()
+	for range 100 { // more than is read at once at the start
+		for _, data := range junkBlocks(first.Data)[:6] {
+			junk(data)
+		}
+	}
+	start(t, server.Connect(t))
+	lines()
+	lines()
+}
+
+// TestLongLines: a line that would not fit into a block is replaced by its
+// digest, and what is no log line is skipped; those behind them are kept.
+func TestLongLines(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	long := handshake.LogLine{Timestamp: time.Now(), AgentID: "a", EventType: "x", Data: fleet.MustEncode(map[string]string{"note": strings.Repeat("\x7f", 900_000)})}
+	if _, err := b.Store(t.Context(), subjects.Log("", "a"), fleet.MustEncode(&long), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	many := bytes.Repeat(append(fleet.MustEncode(&handshake.LogLine{Timestamp: time.Now(), AgentID: "a", EventType: "x", Data: []byte("{}")}), '\n'), 9000)
+	if _, err := b.Store(t.Context(), subjects.Told(subjects.StreamRuns, "w"), many, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the lines of one message to be too many", func() bool { return len(b.Skipped()) == 1 })
+	store(t, b, "t", fleet.Event{Kind: fleet.KindQueued, State: fleet.StateQueued})
+	got := eventually(t, b, 2)
+	for _, l := range got {
+		if l.AgentID == "a" && (!strings.Contains(string(l.Data), `"omitted_bytes"`) || len(l.Data) > 200) {
+			t.Errorf("the long line is %.300s", l.Data)
+		}
 	}
 }

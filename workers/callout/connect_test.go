@@ -2,6 +2,7 @@ package callout_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ func TestConnect(t *testing.T) {
 	if _, err := b.Store(t.Context(), subjects.Announce("bot", "main"), []byte("{}"), "", nil); err != nil {
 		t.Errorf("own announce: %v", err)
 	}
-	short, cancel := timeout(t)
+	short, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 	defer cancel()
 	if _, err := b.Store(short, subjects.Announce("eve", "main"), []byte("{}"), "", nil); !errors.Is(err, bus.ErrDenied) {
 		t.Errorf("announce of another: %v, want ErrDenied", err)

@@ -42,7 +42,12 @@ func (i *Identities) guard() bus.Guard {
 	if i.terms.Signed {
 		g.Message = func(ctx context.Context, m bus.Msg, reader uint64) error {
 			author, ok := subjects.Author(m.Subject)
-			if !ok {
+			switch {
+			case !ok && (m.Stream != "" || subjects.Republished(m.Subject)):
+				return nil
+			case !ok:
+				return i.tell(ctx, "", m.Subject, subjects.Errorf(subjects.CodeForbidden, "nobody can sign messages of this subject"))
+			case m.Unheard() && confirms(m.Subject):
 				return nil
 			}
 			return i.tell(ctx, author, m.Subject, i.message(ctx, author, m, reader))
@@ -51,11 +56,16 @@ func (i *Identities) guard() bus.Guard {
 	return g
 }
 
-// stored judges what agents have stored themselves.
+// confirms reports whether a subject is one at which callers of A2A confirm what
+// they have read. There the server says, unsigned, that a caller is gone.
+func confirms(subject string) bool {
+	_, ok := subjects.Tokens(subjects.A2AConfirmPattern, subject)
+	return ok
+}
+
+// stored judges what agents have stored themselves: messages of a subject that
+// has an author.
 func (i *Identities) stored(m bus.Msg) error {
-	if m.Stream != subjects.StreamAnnounce && m.Stream != subjects.StreamMesh {
-		return nil
-	}
 	author, ok := subjects.Author(m.Subject)
 	if !ok {
 		return nil

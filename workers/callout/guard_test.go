@@ -211,7 +211,7 @@ func TestSignedDispatch(t *testing.T) {
 					t.Errorf("delivery %d: %s is %q, want %q", n+1, name, m.Header.Get(name), sent.Get(name))
 				}
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(bustest.Patience):
 			t.Fatal("the dispatch did not come, twice")
 		}
 	}
@@ -430,7 +430,7 @@ func TestStoredUnderNoName(t *testing.T) {
 			if _, err := f.client.Store(t.Context(), "fleet.announce.x$y.main", []byte("{}"), "", h); err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 			defer cancel()
 			refused := ""
 			err := reader.Tail(ctx, bus.Tail{
@@ -480,7 +480,7 @@ func TestSignedHeartbeats(t *testing.T) {
 				if got != want {
 					t.Errorf("subscription %d heard %q, want %q", i, got, want)
 				}
-			case <-time.After(time.Minute):
+			case <-time.After(bustest.Patience):
 				t.Fatalf("subscription %d did not hear %q", i, want)
 			}
 		}

@@ -185,8 +185,3 @@ func (w *world) audited(t *testing.T, who subjects.AgentID, event string, code s
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
-
-func timeout(t *testing.T) (context.Context, context.CancelFunc) {
-	t.Helper()
-	return context.WithTimeout(t.Context(), 2*time.Second)
-}

@@ -242,7 +242,7 @@ func told(e *fleet.AlertEvent) []byte {
 
 // archive keeps an alert that is over for a while; that is for people alone.
 func (w *Worker) archive(ctx context.Context, a fleet.Alert) {
-	_, err := w.kv.Create(ctx, "old."+a.AlertID, fleet.MustEncode(a), keepAlert)
+	_, err := w.kv.Create(ctx, archiveKey+a.AlertID, fleet.MustEncode(a), keepAlert)
 	if err != nil && !errors.Is(err, bus.ErrExists) {
 		w.log.Warn("keep an old alert", attrAlert(a.AlertID), attrErr(err))
 	}

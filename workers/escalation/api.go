@@ -161,15 +161,11 @@ func (w *Worker) shown(ctx context.Context, id string, most int) (*fleet.Alert, 
 		w.brief(ctx, &a)
 		return &a, nil
 	}
-	e, err := w.kv.Get(ctx, "old."+id)
+	old, err := w.archived(ctx, id)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, notFound(id)
 	}
-	if err != nil {
-		return nil, err
-	}
-	a, err = fleet.DecodeReply[fleet.Alert](e.Value)
-	return &a, err
+	return old, err
 }
 
 func (w *Worker) apiStatus(_ context.Context, _ subjects.AgentID, data []byte) (any, error) {
@@ -210,10 +206,6 @@ func (w *Worker) apiDecide(verb string) func(context.Context, subjects.AgentID, 
 			return nil, err
 		}
 		done, err := w.decide(ctx, string(from), verb, &req, true)
-		if errors.Is(err, errLater) {
-			return nil, subjects.Errorf(subjects.CodeUnavailable, "the answer is kept and will be carried out; no router has taken it yet").
-				WithRemedy("nothing is to be repeated: parley escalation show " + req.ID + " tells how it goes on")
-		}
 		if err != nil {
 			return nil, err
 		}

@@ -1,8 +1,11 @@
 package escalation
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,11 +25,15 @@ const (
 	applying    = 32              // tasks at a time
 	applyFor    = 2 * time.Second // then something else has its turn, and the rest follows
 	maxProblems = 5               // that one reply tells
+	// answerWait is how long a human's call waits for routers. The answer is kept
+	// by then, and is carried out all the same.
+	answerWait = 3 * time.Second
 )
 
-// decide takes in what a human decided about an alert, or about one task. With
-// repeat the same answer once more is not a second one.
-func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.EscalationAnswer, repeat bool) (*fleet.EscalationAnswered, error) {
+// decide takes in what a human decided about an alert, or about one task. What
+// comes again with its request id is the first answer still. With byContent so is
+// the same answer to an alert without one.
+func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.EscalationAnswer, byContent bool) (*fleet.EscalationAnswered, error) {
 	if err := req.Check(verb); err != nil {
 		return nil, err
 	}
@@ -34,57 +41,111 @@ func (w *Worker) decide(ctx context.Context, by, verb string, req *fleet.Escalat
 	if verb == fleet.VerbReassign {
 		h.AgentID = req.AgentID
 	}
+	answer := fleet.AlertAnswer{HumanAnswer: h, Result: req.Result, RequestID: req.RequestID}
 	id, task := w.find(req.ID)
 	switch {
 	case task != nil:
-		return w.decideOne(ctx, *task, fleet.AlertAnswer{HumanAnswer: h, Result: req.Result})
+		return w.decideOne(ctx, *task, req, answer)
 	case id == "":
-		return w.decideUnknown(ctx, req, fleet.AlertAnswer{HumanAnswer: h, Result: req.Result})
+		return w.decideUnknown(ctx, req, answer)
 	}
 	for {
-		done, err := w.decideGroup(ctx, id, verb, h, req, repeat)
+		done, err := w.decideGroup(ctx, id, req.ID, answer, byContent)
 		if !errors.Is(err, bus.ErrConflict) { // as when its contact is called at the same time
 			return done, err
 		}
 	}
 }
 
-// decideGroup takes in the answer to a group's alert; ErrConflict when the alert
-// has changed meanwhile.
-func (w *Worker) decideGroup(ctx context.Context, id, verb string, h fleet.HumanAnswer, req *fleet.EscalationAnswer, repeat bool) (*fleet.EscalationAnswered, error) {
+// decideGroup takes in the answer to alert, which is or was that of group id;
+// ErrConflict when the group's alert has changed meanwhile.
+func (w *Worker) decideGroup(ctx context.Context, id, alert string, answer fleet.AlertAnswer, byContent bool) (*fleet.EscalationAnswered, error) {
 	rev, a, err := w.readAlert(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if was := a.Answer; repeat && was != nil && a.AlertID == req.ID && was.By == h.By && was.Verb == verb && was.AgentID == h.AgentID && was.Text == h.Text {
-		return &fleet.EscalationAnswered{ID: req.ID, Verb: verb, By: h.By, Tasks: w.left(id)}, nil
+	was := a
+	if a.AlertID != alert { // it is over
+		if was, err = w.archived(ctx, alert); err != nil && !errors.Is(err, bus.ErrNotFound) {
+			return nil, err
+		}
 	}
-	if err := open(a, req.ID); err != nil {
+	if was != nil && isAnswer(was.Answer, &answer, byContent) {
+		done := &fleet.EscalationAnswered{ID: alert, Verb: answer.Verb, By: answer.By, Duplicate: true}
+		if was == a {
+			done.Tasks = w.left(id)
+		}
+		return done, nil
+	}
+	if err := open(a, alert); err != nil {
 		return nil, err
 	}
 	if a.Group[labelCause] != "" {
 		return nil, w.refuseDecision(a)
 	}
-	h.AnswerID = a.AlertID + "-" + strconv.FormatInt(h.Time.UnixMilli(), 36)
-	a.Answer = &fleet.AlertAnswer{HumanAnswer: h, Result: req.Result}
+	answer.AnswerID = a.AlertID + "-" + strconv.FormatInt(answer.Time.UnixMilli(), 36)
+	a.Answer = &answer
 	if !w.claim(id) {
-		return nil, subjects.Errorf(subjects.CodeUnavailable, "somebody's answer to alert %s is being carried out", req.ID).RetryAfter(time.Second)
+		return nil, subjects.Errorf(subjects.CodeUnavailable, "somebody's answer to alert %s is being carried out", alert).RetryAfter(time.Second)
 	}
 	defer w.release(id)
 	about := w.waiting(id) // once the answer is stored, other workers carry it out, too
 	crash.Point("before_answer")
-	if err := w.putAlert(ctx, id, *a, rev, fleet.AlertEvent{Event: "answered", By: h.By, Count: about, Message: verb}); err != nil {
-		return nil, err
+	if err := w.putAlert(ctx, id, *a, rev, fleet.AlertEvent{Event: "answered", By: answer.By, Count: about, Message: answer.Verb}); err != nil {
+		return nil, notKept(err)
 	}
 	crash.Point("after_answer")
-	done, err := w.carryOut(ctx, id)
+	soon, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	done, err := w.carryOut(soon, id)
 	if done != nil {
 		done.ID, done.Tasks = a.AlertID, max(done.Tasks, about)
 	}
-	if errors.Is(err, errLater) && done.Applied > 0 {
-		err = nil // the rest follows
+	if _, refused := errors.AsType[*subjects.Error](err); err != nil && !refused {
+		err = nil // the answer is kept: the rest follows
 	}
 	return done, err
+}
+
+// notKept is what a human is told whose answer to an alert was not stored, or
+// perhaps was.
+func notKept(err error) error {
+	if errors.Is(err, bus.ErrConflict) {
+		return err
+	}
+	e := bus.AsError(err)
+	if e.Code != subjects.CodeUnavailable {
+		return err
+	}
+	return subjects.Errorf(e.Code, "the store does not answer now, and nobody knows yet whether your answer is kept: %w", err).
+		WithRemedy("give the same answer again: it counts once").RetryAfter(time.Second)
+}
+
+// isAnswer reports whether an alert's answer is the one that comes now: by its
+// request id or, with byContent, by what it says.
+func isAnswer(was, now *fleet.AlertAnswer, byContent bool) bool {
+	if was == nil || was.By != now.By || was.Verb != now.Verb || was.AgentID != now.AgentID || was.Text != now.Text || !isSameJSON(was.Result, now.Result) {
+		return false
+	}
+	return byContent || now.RequestID != "" && was.RequestID == now.RequestID
+}
+
+func isSameJSON(a, b json.RawMessage) bool {
+	var x, y bytes.Buffer
+	if len(a) == 0 || len(b) == 0 {
+		return len(a) == len(b)
+	}
+	return json.Compact(&x, a) == nil && json.Compact(&y, b) == nil && bytes.Equal(x.Bytes(), y.Bytes())
+}
+
+// archived is an alert after which another one of its group has come.
+func (w *Worker) archived(ctx context.Context, id string) (*fleet.Alert, error) {
+	e, err := w.kv.Get(ctx, archiveKey+id)
+	if err != nil {
+		return nil, err
+	}
+	a, err := fleet.DecodeReply[fleet.Alert](e.Value)
+	return &a, err
 }
 
 // waiting counts the tasks of a group.
@@ -178,27 +239,44 @@ func notFound(id string) error {
 // decideUnknown answers for what this worker does not know: a task may have
 // gone on, and its router says so; or have begun to wait just now.
 func (w *Worker) decideUnknown(ctx context.Context, req *fleet.EscalationAnswer, a fleet.AlertAnswer) (*fleet.EscalationAnswered, error) {
-	done, err := w.decideOne(ctx, fleet.AlertTask{TaskID: subjects.TaskID(req.ID)}, a)
+	done, err := w.decideOne(ctx, fleet.AlertTask{TaskID: subjects.TaskID(req.ID)}, req, a)
 	if subjects.CodeOf(err) == subjects.CodeNotFound && a.Verb != fleet.VerbReassign {
 		return nil, notFound(req.ID)
 	}
 	return done, err
 }
 
-// decideOne answers a single task.
-func (w *Worker) decideOne(ctx context.Context, t fleet.AlertTask, a fleet.AlertAnswer) (*fleet.EscalationAnswered, error) {
-	if a.AnswerID == "" {
-		a.AnswerID = "one-" + strconv.FormatInt(a.Time.UnixNano(), 36)
-	}
-	if err := w.resume(ctx, t, a); err != nil {
+// decideOne answers a single task. A router knows the answer by its id if it
+// comes again, however far the task has gone on by then.
+func (w *Worker) decideOne(ctx context.Context, t fleet.AlertTask, req *fleet.EscalationAnswer, a fleet.AlertAnswer) (*fleet.EscalationAnswered, error) {
+	a.AnswerID = answerID(req, &a)
+	t.Seq = cmp.Or(req.Seq, t.Seq)
+	duplicate, err := w.resume(ctx, t, a)
+	if err != nil {
 		return nil, err
 	}
-	w.event(ctx, fleet.AlertEvent{Event: "answered", TaskID: t.TaskID, By: a.By, Message: a.Verb})
-	return &fleet.EscalationAnswered{ID: string(t.TaskID), Verb: a.Verb, By: a.By, Tasks: 1, Applied: 1}, nil
+	if !duplicate {
+		w.event(ctx, fleet.AlertEvent{Event: "answered", TaskID: t.TaskID, By: a.By, Message: a.Verb})
+	}
+	return &fleet.EscalationAnswered{ID: string(t.TaskID), Verb: a.Verb, By: a.By, Tasks: 1, Applied: 1, Duplicate: duplicate}, nil
 }
 
-// resume asks the routers to go on with a task.
-func (w *Worker) resume(ctx context.Context, t fleet.AlertTask, a fleet.AlertAnswer) error {
+// answerID is the id of an answer to a task: the same in every repeat of a call
+// that has a request id, or says which record it answers.
+func answerID(req *fleet.EscalationAnswer, a *fleet.AlertAnswer) string {
+	switch {
+	case req.RequestID != "":
+		return req.RequestID
+	case req.Seq != 0:
+		sum := sha256.Sum256(fleet.MustEncode([]any{req.Seq, a.Verb, a.AgentID, a.Text, a.Result}))
+		return "seq-" + hex.EncodeToString(sum[:16])
+	}
+	return "one-" + strconv.FormatInt(a.Time.UnixNano(), 36)
+}
+
+// resume asks the routers to go on with a task, and reports whether they had
+// taken that answer before.
+func (w *Worker) resume(ctx context.Context, t fleet.AlertTask, a fleet.AlertAnswer) (duplicate bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	req := fleet.TaskResume{
@@ -210,10 +288,10 @@ func (w *Worker) resume(ctx context.Context, t fleet.AlertTask, a fleet.AlertAns
 		return subjects.CodeOf(err) == subjects.CodeUnavailable
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
-	_, err = fleet.DecodeReply[fleet.TaskView](m.Data)
-	return err
+	v, err := fleet.DecodeReply[fleet.TaskView](m.Data)
+	return v.Duplicate, err
 }
 
 // apply carries the answer of a group's alert out; errLater when something of
@@ -282,7 +360,7 @@ func (w *Worker) carryOut(ctx context.Context, id string) (*fleet.EscalationAnsw
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			err := w.resume(ctx, t, answer)
+			_, err := w.resume(ctx, t, answer)
 			over := err == nil
 			switch code := subjects.CodeOf(err); code {
 			case subjects.CodeLateResult:

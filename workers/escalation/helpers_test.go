@@ -36,6 +36,7 @@ type world struct {
 	late     []*fleet.Delivery
 	resumes  []fleet.TaskResume
 	refusing *subjects.Error // what task resume is answered with
+	silent   bool            // task resume is not answered
 	causes   fleet.TaskWaitingReply
 }
 
@@ -199,11 +200,14 @@ func (w *world) goOn(id subjects.TaskID) {
 func (w *world) resume(m bus.Msg) {
 	req, err := fleet.DecodeRequest[fleet.TaskResume](m.Data)
 	w.mu.Lock()
-	refusing := w.refusing
+	refusing, silent := w.refusing, w.silent
 	if err == nil {
 		w.resumes = append(w.resumes, req)
 	}
 	w.mu.Unlock()
+	if silent {
+		return
+	}
 	if refusing != nil {
 		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: refusing}), nil)
 		return
@@ -219,16 +223,17 @@ func (w *world) resume(m bus.Msg) {
 	case !known:
 		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeNotFound, "no such task")}), nil)
 		return
-	case e.Facts.Human != nil && e.Facts.Human.AnswerID == req.AnswerID:
-		_ = m.Respond(fleet.MustEncode(fleet.TaskView{TaskID: req.TaskID, State: fleet.StateQueued}), nil)
+	case slices.ContainsFunc(e.Facts.Decisions, func(d fleet.Decision) bool { return d.AnswerID == req.AnswerID && d.By == req.By }):
+		_ = m.Respond(fleet.MustEncode(fleet.TaskView{TaskID: req.TaskID, State: e.State, Duplicate: true}), nil)
 		return
-	case e.Facts.Await != fleet.AwaitHuman:
+	case e.Facts.Await != fleet.AwaitHuman || req.Seq != 0 && req.Seq != e.Seq:
 		_ = m.Respond(fleet.MustEncode(fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeLateResult, "too late")}), nil)
 		return
 	}
 	w.record(req.TaskID, "0", func(e *fleet.Event) {
 		e.Kind, e.State, e.Facts.Await = fleet.KindResumed, fleet.StateQueued, ""
 		e.Facts.Human = &fleet.HumanAnswer{Verb: req.Verb, By: req.By, AnswerID: req.AnswerID}
+		e.Facts.Decisions = append(slices.Clip(e.Facts.Decisions), fleet.Decision{AnswerID: req.AnswerID, By: req.By})
 	})
 	_ = m.Respond(fleet.MustEncode(fleet.TaskView{TaskID: req.TaskID, State: fleet.StateQueued}), nil)
 }
@@ -253,7 +258,7 @@ func call[T any](w *world, verb string, req any) (T, error) {
 
 func callAs[T any](w *world, from subjects.AgentID, verb string, req any) (T, error) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), bustest.Patience)
 	defer cancel()
 	m, err := w.bus.Request(ctx, subjects.API(from, "escalation", verb), fleet.MustEncode(req), nil)
 	if err != nil {

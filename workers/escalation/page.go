@@ -3,8 +3,8 @@ package escalation
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"html/template"
 	"log/slog"
@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"parley/bus"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/handshake"
@@ -39,8 +40,8 @@ type page struct {
 	Title, Message string
 	Alert          *fleet.Alert
 	By             string
-	Form           bool
-	Decide         bool // there is something to decide, beside who sees to it
+	Form           string // the request id of what the form answers, "": there is none
+	Decide         bool   // there is something to decide, beside who sees to it
 }
 
 func (w *Worker) getLink(rw http.ResponseWriter, r *http.Request) {
@@ -53,9 +54,9 @@ func (w *Worker) getLink(rw http.ResponseWriter, r *http.Request) {
 		w.fail(rw, err)
 		return
 	}
-	p := page{Title: summary(*a), Alert: a, By: c.by(), Form: true, Decide: a.Group[labelCause] == ""}
+	p := page{Title: summary(*a), Alert: a, By: c.by(), Form: strings.ToLower(rand.Text()), Decide: a.Group[labelCause] == ""}
 	if err := open(a, c.Alert); err != nil {
-		p.Form, p.Message = false, subjects.AsError(err).Message
+		p.Form, p.Message = "", subjects.AsError(err).Message
 	}
 	w.render(rw, http.StatusOK, p)
 }
@@ -81,7 +82,10 @@ func (w *Worker) postLink(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	req := &fleet.EscalationAnswer{
-		ID: c.Alert, AgentID: subjects.AgentID(strings.TrimSpace(r.PostForm.Get("agent_id"))), Text: r.PostForm.Get("text"),
+		ID: c.Alert, RequestID: r.PostForm.Get("request"), AgentID: subjects.AgentID(strings.TrimSpace(r.PostForm.Get("agent_id"))), Text: r.PostForm.Get("text"),
+	}
+	if !subjects.ValidToken(req.RequestID) {
+		req.RequestID = ""
 	}
 	if verb == fleet.VerbComplete {
 		req.Result = asResult(r.PostForm.Get("result"))
@@ -92,11 +96,13 @@ func (w *Worker) postLink(rw http.ResponseWriter, r *http.Request) {
 	}
 	done, err := w.decide(r.Context(), c.by(), verb, req, false)
 	switch {
-	case errors.Is(err, errLater):
-		w.render(rw, http.StatusAccepted, page{Title: "Thank you", Message: "Your answer, " + verb + ", is kept and will be carried out; no router has taken it yet."})
 	case err != nil:
 		w.tooLate(r.Context(), c, err)
 		w.fail(rw, err)
+	case done.Duplicate:
+		w.render(rw, http.StatusOK, page{Title: "Thank you", Message: "Your answer, " + verb + ", was taken before. It counts once."})
+	case done.Applied < done.Tasks && done.Applied == 0:
+		w.render(rw, http.StatusAccepted, page{Title: "Thank you", Message: "Your answer, " + verb + ", is kept and will be carried out; no router has taken it yet."})
 	default:
 		p := page{Title: "Thank you", Message: "Your answer, " + verb + ", is on its way to what waits."}
 		for _, problem := range done.Problems {
@@ -154,7 +160,7 @@ func (w *Worker) admit(rw http.ResponseWriter, r *http.Request) (claims, bool) {
 }
 
 func (w *Worker) fail(rw http.ResponseWriter, err error) {
-	e := subjects.AsError(err)
+	e := bus.AsError(err)
 	_, _, _, status := subjects.CodeInfo(e.Code)
 	if e.Code == subjects.CodeInternal {
 		w.log.Error("answer a link", attrErr(err))
@@ -205,10 +211,10 @@ label{display:block}small{opacity:.75}
 <small>gives up at {{.GiveUpAt.Format "2006-01-02 15:04:05"}} UTC</small></article>{{end}}
 {{with .Omitted}}<p>and {{.}} more</p>{{end}}
 {{with .Waiting}}<p>{{.Remedy}}; <code>parley task cancel TASK</code> ends a task. They go on by themselves.</p>{{end}}{{end}}
-{{if .Form}}<p>You answer as <b>{{.By}}</b>, for all of them, once.</p>
-<form method="post"><button name="verb" value="ack">I see to it</button>{{if .Decide}}<button name="verb" value="retry">Try again</button><button name="verb" value="cancel">Cancel</button>{{end}}</form>
-{{if .Decide}}<form method="post"><label>Give it to agent <input name="agent_id" required maxlength="64" pattern="[A-Za-z0-9_\-]+"></label><button name="verb" value="reassign">Reassign</button></form>
-<form method="post"><label>Try again, knowing that <textarea name="text" rows="4" required></textarea></label><button name="verb" value="answer">Answer</button></form>
-<form method="post"><label>The result, as text or JSON <textarea name="result" rows="4" required></textarea></label><button name="verb" value="complete">Complete</button></form>
+{{with .Form}}<p>You answer as <b>{{$.By}}</b>, for all of them, once.</p>
+<form method="post"><input type="hidden" name="request" value="{{.}}"><button name="verb" value="ack">I see to it</button>{{if $.Decide}}<button name="verb" value="retry">Try again</button><button name="verb" value="cancel">Cancel</button>{{end}}</form>
+{{if $.Decide}}<form method="post"><input type="hidden" name="request" value="{{.}}"><label>Give it to agent <input name="agent_id" required maxlength="64" pattern="[A-Za-z0-9_\-]+"></label><button name="verb" value="reassign">Reassign</button></form>
+<form method="post"><input type="hidden" name="request" value="{{.}}"><label>Try again, knowing that <textarea name="text" rows="4" required></textarea></label><button name="verb" value="answer">Answer</button></form>
+<form method="post"><input type="hidden" name="request" value="{{.}}"><label>The result, as text or JSON <textarea name="result" rows="4" required></textarea></label><button name="verb" value="complete">Complete</button></form>
 {{end}}{{end}}</body></html>
 `))

@@ -94,7 +94,7 @@ func TestStorm(t *testing.T) {
 // eventually waits longer than bustest.Eventually does: for thousands.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	limit := time.NewTimer(3 * time.Minute)
+	limit := time.NewTimer(5 * bustest.Patience)
 	defer limit.Stop()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()

@@ -21,6 +21,7 @@ const (
 	alertKey   = "alert."   // + group: its latest alert
 	taskKey    = "task."    // + task: waiting
 	silenceKey = "silence." // + id
+	archiveKey = "old."     // + id of an alert that another one of its group has replaced
 	waitKey    = "wait."    // + group: why tasks wait that no human was asked about
 	secretKey  = "key"
 )

@@ -20,6 +20,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 
+	"parley/bus/bustest"
 	"parley/subjects"
 )
 
@@ -239,7 +240,7 @@ func TestSilentProvider(t *testing.T) {
 	}
 	defer l.Close()
 	a := newAuthenticator(Auth{Issuer: "http://" + l.Addr().String(), Audience: "fleet"})
-	a.provider.Timeout = 200 * time.Millisecond
+	a.provider.Timeout = 2 * time.Second
 	const callers = 100
 	answers := make(chan error, callers)
 	for range callers {
@@ -248,7 +249,7 @@ func TestSilentProvider(t *testing.T) {
 			answers <- err
 		}()
 	}
-	limit := time.After(10 * time.Second) // one after the other they would wait for 20 s
+	limit := time.After(bustest.Patience) // one after the other they would wait for longer
 	for range callers {
 		select {
 		case err := <-answers:

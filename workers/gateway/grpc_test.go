@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
@@ -17,35 +19,76 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// serveGRPC serves gRPC as the port does, where requests take no longer than
-// 200 ms.
-func serveGRPC(t *testing.T, w *Worker) *httptest.Server {
+// pipes is a listener in memory, so that a server can be in a bubble.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (p *pipes) dial(context.Context) (net.Conn, error) {
+	here, there := net.Pipe()
+	p.conns <- there
+	return here, nil
+}
+
+// serveGRPC serves gRPC as the port does, in a bubble, where requests take no longer
+// than 200 ms.
+func serveGRPC(t *testing.T, w *Worker) *pipes {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.Handle(pathGRPC, w.Handlers()[pathGRPC])
-	s := httptest.NewUnstartedServer(mux)
-	s.Config.ReadTimeout = 200 * time.Millisecond
-	s.Config.Protocols = new(http.Protocols)
-	s.Config.Protocols.SetUnencryptedHTTP2(true)
-	s.Start()
-	t.Cleanup(s.Close)
-	return s
+	p := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+	s := &http.Server{Handler: mux, ReadTimeout: 200 * time.Millisecond, Protocols: new(http.Protocols)}
+	s.Protocols.SetUnencryptedHTTP2(true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(p)
+	}()
+	t.Cleanup(func() { _ = s.Close(); <-done })
+	return p
 }
 
 // TestSlowRequestOverGRPC: who does not end their request is let go, before
 // anybody knows who they are.
 func TestSlowRequestOverGRPC(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, slowRequestOverGRPC)
+}
+
+func slowRequestOverGRPC(t *testing.T) {
+	t.Helper()
 	w := door(t)
 	w.rpc = newGRPC(w)
 	s := serveGRPC(t, w)
-	transport := &http.Transport{Protocols: new(http.Protocols)}
+	transport := &http.Transport{
+		Protocols:   new(http.Protocols),
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return s.dial(ctx) },
+	}
+	defer transport.CloseIdleConnections()
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	body, end := io.Pipe()
 	defer end.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+pathGRPC+opGet, body)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://127.0.0.1"+pathGRPC+opGet, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,6 +109,11 @@ func TestSlowRequestOverGRPC(t *testing.T) {
 // nothing is told is not.
 func TestSlowReaderOverGRPC(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, slowReaderOverGRPC)
+}
+
+func slowReaderOverGRPC(t *testing.T) {
+	t.Helper()
 	w := door(t)
 	w.rpc = newGRPC(w)
 	w.cfg.WriteTimeout = 100 * time.Millisecond
@@ -90,7 +138,8 @@ func TestSlowReaderOverGRPC(t *testing.T) {
 		return err
 	}}
 	s := serveGRPC(t, w)
-	conn, err := grpc.NewClient(strings.TrimPrefix(s.URL, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:127.0.0.1", grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return s.dial(ctx) }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 
+	"parley/bus/bustest"
 	"parley/subjects"
 )
 
@@ -64,7 +65,7 @@ func untaken(t *testing.T, page http.Handler, path, body string) {
 	}
 	select {
 	case <-over:
-	case <-time.After(10 * time.Second):
+	case <-time.After(bustest.Patience):
 		t.Error("a reader that takes nothing is kept")
 	}
 }

@@ -154,7 +154,7 @@ func answerEscalation(ctx context.Context, c *caller, in *escalationIn, _ progre
 	case id == "":
 		id = in.AlertID
 	}
-	a := fleet.EscalationAnswer{ID: id, AgentID: in.AgentID, Text: in.Text}
+	a := fleet.EscalationAnswer{ID: id, RequestID: rand.Text(), AgentID: in.AgentID, Text: in.Text}
 	switch {
 	case in.Decision == fleet.VerbReassign && in.AgentID == "":
 		return nil, bad("agent_id", "reassign needs to know to whom", "fleet_agents lists the agents")

@@ -284,10 +284,10 @@ func (w *Worker) drive(run context.Context, steps *sync.WaitGroup) {
 
 // with changes the core, and has what is due then done.
 func (w *Worker) with(f func(c *core, now time.Time)) {
+	defer w.wake()
 	w.mu.Lock()
+	defer w.mu.Unlock() // whatever f does: the bus recovers
 	f(w.core, w.now())
-	w.mu.Unlock()
-	w.wake()
 }
 
 func (w *Worker) wake() {

@@ -245,9 +245,7 @@ func page(views []fleet.AgentView, limit int) ([]byte, error) {
 
 // with changes the view and tells what comes of it.
 func (w *Worker) with(f func(*view, time.Time) []fleet.AgentEvent) {
-	w.mu.Lock()
-	events := f(w.view, w.now())
-	w.mu.Unlock()
+	events := w.change(f)
 	for i := range events {
 		e := &events[i]
 		data, err := fleet.Encode(e)
@@ -260,6 +258,13 @@ func (w *Worker) with(f func(*view, time.Time) []fleet.AgentEvent) {
 		}
 		w.log.Info("agent changed", slog.String("agent_id", string(e.AgentID)), slog.String("instance_id", string(e.InstanceID)), slog.String("event", e.Event))
 	}
+}
+
+// change changes the view.
+func (w *Worker) change(f func(*view, time.Time) []fleet.AgentEvent) []fleet.AgentEvent {
+	w.mu.Lock()
+	defer w.mu.Unlock() // whatever f does: the bus recovers
+	return f(w.view, w.now())
 }
 
 func (w *Worker) onAnnounce(m bus.Msg) {

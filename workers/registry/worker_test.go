@@ -56,7 +56,7 @@ func next(t *testing.T, ch <-chan *fleet.AgentEvent, want string) *fleet.AgentEv
 			t.Fatalf("event %s of %s, want %s", e.Event, e.AgentID, want)
 		}
 		return e
-	case <-time.After(time.Minute):
+	case <-time.After(bustest.Patience):
 		t.Fatalf("no event, want %s", want)
 		return nil
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -65,10 +64,7 @@ func (w *Worker) service() bus.Service {
 				}
 				v, err := e.call(ctx, subjects.AgentID(vars[0]), m)
 				if err != nil {
-					if subjects.CodeOf(err) == subjects.CodeInternal {
-						w.log.Error("answer an API call", slog.String("subject", m.Subject), slog.Any("error", err))
-					}
-					return nil, subjects.AsError(err)
+					return nil, err
 				}
 				return fleet.Encode(v)
 			},
@@ -273,7 +269,12 @@ func (w *Worker) apiCancel(ctx context.Context, from subjects.AgentID, data []by
 			v.ev = &lie
 			return nil, nil
 		}
-		return canceled(v.ev, from, req.Reason, w.now()), nil
+		spent := w.spentSoFar(v.ev)
+		n := canceled(withSpent(v.ev, spent), from, req.Reason, w.now())
+		if spent > 0 {
+			n.Data.Spent = &fleet.Spent{AgentID: v.ev.AgentID, Attempt: v.ev.Attempt, Tokens: spent}
+		}
+		return n, nil
 	})
 	if err != nil {
 		return nil, err

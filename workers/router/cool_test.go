@@ -15,6 +15,11 @@ import (
 // another reason does not cut that short.
 func TestCoolDownIsShared(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testCoolDownIsShared)
+}
+
+func testCoolDownIsShared(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 2)
 	a := w.join("a", func(ann *fleet.Announce) { ann.Worker.MaxParallel = 2 })
 	limited := w.send(dispatchJSON("x", `"agent":"a","alternatives":["b"]`))

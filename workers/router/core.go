@@ -67,6 +67,8 @@ type hot struct {
 	told     bool            // its agent has acknowledged the answer in ev
 	heard    int             // how many of ev's follow-ups its agent has acknowledged
 	offered  chan struct{}   // closed when the offer under way is over
+	spent    int64           // what its holder said last that the attempt has spent
+	spentIn  int             // the attempt that spent is of
 }
 
 // effect is something that the worker does for the core.
@@ -97,7 +99,8 @@ type (
 	recall struct {
 		to      instanceKey
 		task    subjects.TaskID
-		attempt int // it and all before it; the agent may have a later one by right
+		attempt int    // it and all before it; the agent may have a later one by right
+		offer   string // what it accepted by this offer alone; "": by whichever
 		why     subjects.Code
 		denied  bool // only if the record, read again, names another or nobody
 	}

@@ -110,7 +110,7 @@ func (w *Worker) dispatch(ctx context.Context, from subjects.AgentID, d *fleet.D
 
 // begin stores record 1 of the task that d, which has its id, becomes.
 func (w *Worker) begin(ctx context.Context, from subjects.AgentID, d *fleet.Dispatch, hash string, now time.Time) (n *fleet.Event, duplicate bool, err error) {
-	d.From, d.Attempt, d.Epoch, d.Tried, d.Messages, d.Human, d.Context, d.SessionToken = "", 0, 0, nil, nil, nil, nil, ""
+	d.From, d.Attempt, d.Epoch, d.OfferID, d.Tried, d.Messages, d.Human, d.Context, d.SessionToken = "", 0, 0, "", nil, nil, nil, nil, ""
 	if n, err = queued(d, from, nil, hash, w.set, now); err != nil {
 		return nil, false, err
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -55,6 +56,11 @@ func TestARefusedDispatchKeepsItsKey(t *testing.T) {
 // meanwhile.
 func TestARepeatAfterTheDeadline(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testARepeatAfterTheDeadline)
+}
+
+func testARepeatAfterTheDeadline(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	w.join("a", nil).answers(func(fleet.Dispatch) any { return fleet.Ack{} })
 	deadline := time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano)
@@ -70,6 +76,11 @@ func TestARepeatAfterTheDeadline(t *testing.T) {
 // What a dispatch leaves out is as the guide says.
 func TestTermsThatADispatchLeavesOut(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testTermsThatADispatchLeavesOut)
+}
+
+func testTermsThatADispatchLeavesOut(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	w.join("a", nil)
 	got := w.events(w.send(`{"brief":"x"}`))[0].Facts
@@ -87,6 +98,11 @@ func TestTermsThatADispatchLeavesOut(t *testing.T) {
 // An idempotency key is stored for a day.
 func TestKeysAreKeptForADay(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testKeysAreKeptForADay)
+}
+
+func testKeysAreKeptForADay(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	w.join("a", nil)
 	w.send(dispatchJSON("x", `"idempotency_key":"k"`))

@@ -84,6 +84,6 @@ func isFailure(r *fleet.Result) bool {
 // comeAgain refuses a failure for now: until those that wait have had their turn.
 func (w *Worker) comeAgain(m bus.Msg) {
 	until := time.Duration(float64(maxFailures) / float64(w.failures.pace.Limit()) * float64(time.Second))
-	w.respond(m, fleet.ErrorReply{Error: subjects.Errorf(subjects.CodeRateLimited, "too many failed attempts wait to be taken in").
-		WithRemedy("send it again once they have been").RetryAfter(until)})
+	w.refuseReport(m, subjects.Errorf(subjects.CodeRateLimited, "too many failed attempts wait to be taken in").
+		WithRemedy("send it again once they have been").RetryAfter(until))
 }

@@ -3,6 +3,8 @@ package router
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -103,6 +105,44 @@ func resumed(e *fleet.Event, h *fleet.HumanAnswer, r *fleet.Result, now time.Tim
 	return n
 }
 
+// rememberDecision has n and what follows it know the answer h if it comes again.
+func rememberDecision(n *fleet.Event, h *fleet.HumanAnswer, digest string) *fleet.Event {
+	if h.AnswerID != "" {
+		known := n.Facts.Decisions
+		known = slices.Clone(known[max(0, len(known)-fleet.MaxDecisions+1):])
+		n.Facts.Decisions = append(known, fleet.Decision{AnswerID: h.AnswerID, By: h.By, Digest: digest})
+	}
+	return n
+}
+
+// decisionDigest is the same for two answers that decide the same.
+func decisionDigest(h *fleet.HumanAnswer, result json.RawMessage) string {
+	sum := sha256.Sum256(fleet.MustEncode([]any{h.Verb, h.AgentID, h.Text, result}))
+	return hex.EncodeToString(sum[:8])
+}
+
+// isRepeat reports whether an answer has taken effect already, in whichever wait
+// of the task. It is an error if another one had its id.
+func isRepeat(e *fleet.Event, h *fleet.HumanAnswer, digest string) (bool, error) {
+	for _, d := range e.Facts.Decisions {
+		switch {
+		case d.AnswerID != h.AnswerID || d.By != h.By:
+		case d.Digest != digest:
+			return false, subjects.Errorf(subjects.CodeIdempotencyConflict, "%s has given another answer with the id %q", h.By, h.AnswerID).
+				WithRemedy("give each answer an id of its own; a repeat must say the same")
+		default:
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// isOfWait reports whether the record seq is of the wait for a human that e is
+// in; 0 is any.
+func isOfWait(e *fleet.Event, seq uint64) bool {
+	return waitsForHuman(e) && (seq == 0 || seq >= e.Facts.AskedSeq && seq <= e.Seq)
+}
+
 // apiResume takes a human's decision in.
 func (w *Worker) apiResume(ctx context.Context, from subjects.AgentID, data []byte) (any, error) {
 	req, err := fleet.DecodeRequest[fleet.TaskResume](data)
@@ -132,11 +172,12 @@ func (w *Worker) apiResume(ctx context.Context, from subjects.AgentID, data []by
 		return nil, subjects.Errorf(subjects.CodeNotFound, "no agent %q has announced itself", req.AgentID).
 			At("/agent_id").WithRemedy("agent list shows who has")
 	}
-	n, err := w.change(ctx, req.TaskID, func(v *view) (*fleet.Event, error) {
-		if was := v.ev.Facts.Human; was != nil && h.AnswerID != "" && was.AnswerID == h.AnswerID {
-			return nil, nil // decided so already
+	repeat, digest := false, decisionDigest(h, req.Result)
+	n, err := w.change(ctx, req.TaskID, func(v *view) (_ *fleet.Event, err error) {
+		if repeat, err = isRepeat(v.ev, h, digest); repeat || err != nil {
+			return nil, err
 		}
-		if !waitsForHuman(v.ev) || req.Seq != 0 && req.Seq != v.ev.Facts.AskedSeq {
+		if !isOfWait(v.ev, req.Seq) {
 			return nil, tooLate(v.ev)
 		}
 		now := w.now()
@@ -148,12 +189,14 @@ func (w *Worker) apiResume(ctx context.Context, from subjects.AgentID, data []by
 				return nil, err
 			}
 		}
-		return resumed(v.ev, h, result, now), nil
+		return rememberDecision(resumed(v.ev, h, result, now), h, digest), nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return w.show(ctx, &view{ev: n}, false), nil
+	reply := w.show(ctx, &view{ev: n}, false)
+	reply.Duplicate = repeat
+	return reply, nil
 }
 
 // humanResult reads what a human hands in as the result.
@@ -193,6 +236,9 @@ func tooLate(e *fleet.Event) error {
 	case e.State.Terminal():
 		return subjects.Errorf(subjects.CodeLateResult, "the task has ended (%s) at %s%s", e.State, e.Time.Format(time.RFC3339), thanks).
 			WithRemedy("dispatch it again if it is still wanted")
+	case waitsForHuman(e):
+		return subjects.Errorf(subjects.CodeLateResult, "the task has gone on since, and waits for a human again since its record %d%s", e.Facts.AskedSeq, thanks).
+			WithRemedy("look at it again: parley escalation show " + string(e.TaskID))
 	case h != nil:
 		return subjects.Errorf(subjects.CodeLateResult, "%s has answered already, with %q; the task is %s%s", h.By, h.Verb, e.State, thanks).
 			WithRemedy("task get shows how it goes on")

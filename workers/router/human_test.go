@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"parley/bus/bustest"
@@ -39,8 +40,7 @@ func resume(w *world, from subjects.AgentID, r fleet.TaskResume) (fleet.TaskView
 func TestHumanDecides(t *testing.T) {
 	t.Parallel()
 	done := fleet.Result{Status: fleet.StatusDone, TokensSpent: 5}
-	t.Run("retry", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "retry", func(t *testing.T) {
 		w, a, id := stuck(t, "")
 		if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbRetry}); err != nil {
 			t.Fatal(err)
@@ -56,8 +56,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("task = %+v, want it to wait for a human again", v)
 		}
 	})
-	t.Run("answer", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "answer", func(t *testing.T) {
 		w, a, id := stuck(t, "")
 		if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbAnswer, Text: "use port 81"}); err != nil {
 			t.Fatal(err)
@@ -72,8 +71,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("outcome = %s, %d tokens; want done, 15", v.State, v.TokensSpent)
 		}
 	})
-	t.Run("reassign", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "reassign", func(t *testing.T) {
 		w, _, id := stuck(t, "")
 		_, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbReassign, AgentID: "b"})
 		if e := subjects.AsError(err); err == nil || e.Code != subjects.CodeNotFound || e.Pointer != "/agent_id" {
@@ -92,8 +90,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("outcome = %s by %s, want done by b", v.State, v.AgentID)
 		}
 	})
-	t.Run("complete", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "complete", func(t *testing.T) {
 		w, _, id := stuck(t, `,"result_schema":{"type":"integer"}`)
 		r := fleet.TaskResume{TaskID: id, Verb: fleet.VerbComplete, By: "ann"}
 		r.Result = []byte(`{"status":"done","tokens_spent":0,"next_steps":[],"output":"no"}`)
@@ -117,8 +114,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("a late answer = %v, want late_result that names ann", err)
 		}
 	})
-	t.Run("cancel", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "cancel", func(t *testing.T) {
 		w, _, id := stuck(t, "")
 		if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbCancel, Text: "not wanted"}); err != nil {
 			t.Fatal(err)
@@ -127,8 +123,7 @@ func TestHumanDecides(t *testing.T) {
 			t.Errorf("outcome = %+v, want canceled, with the reason", v.Reason)
 		}
 	})
-	t.Run("nobody else may", func(t *testing.T) {
-		t.Parallel()
+	runFake(t, "nobody else may", func(t *testing.T) {
 		w, _, id := stuck(t, "")
 		if _, err := resume(w, "boss", fleet.TaskResume{TaskID: id, Verb: fleet.VerbRetry}); subjects.CodeOf(err) != subjects.CodeForbidden {
 			t.Errorf("the task's owner = %v, want forbidden", err)
@@ -146,6 +141,11 @@ func TestHumanDecides(t *testing.T) {
 // one who did is the same answer.
 func TestTwoHumansAtOnce(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testTwoHumansAtOnce)
+}
+
+func testTwoHumansAtOnce(t *testing.T) {
+	t.Helper()
 	w, _, id := stuck(t, "")
 	var wg sync.WaitGroup
 	errs := make([]error, 8)
@@ -166,7 +166,9 @@ func TestTwoHumansAtOnce(t *testing.T) {
 			t.Errorf("human %d: %v, want one winner, the others told who", i, err)
 		}
 	}
-	if _, err := resume(w, "escalation", fleet.TaskResume{TaskID: id, Verb: fleet.VerbCancel, AnswerID: fmt.Sprintf("n%d", won)}); err != nil {
+	if _, err := resume(w, "escalation", fleet.TaskResume{
+		TaskID: id, Verb: fleet.VerbCancel, By: fmt.Sprintf("human%d", won), AnswerID: fmt.Sprintf("n%d", won),
+	}); err != nil {
 		t.Errorf("the winner again = %v, want the same answer", err)
 	}
 	if got, want := kinds(w.events(id)), "queued working human outcome"; got != want {
@@ -174,8 +176,63 @@ func TestTwoHumansAtOnce(t *testing.T) {
 	}
 }
 
+// TestAnswerComesAgain: an answer whose repeat comes only when its task waits for
+// a human again is the first one still; another with its id is refused.
+func TestAnswerComesAgain(t *testing.T) {
+	t.Parallel()
+	w, a, id := stuck(t, "")
+	answer := fleet.TaskResume{TaskID: id, Verb: fleet.VerbRetry, AnswerID: "n1"}
+	for _, duplicate := range []bool{false, true} {
+		v, err := resume(w, "operator", answer)
+		if err != nil || v.Duplicate != duplicate {
+			t.Fatalf("answer = duplicate %t, %v; want %t", v.Duplicate, err, duplicate)
+		}
+	}
+	a.offered()
+	if _, err := a.result(id, failed(subjects.CodeAgentError, true)); err != nil {
+		t.Fatal(err)
+	}
+	for _, seq := range []uint64{0, 3, w.view(id).Seq} {
+		answer.Seq = seq
+		if v, err := resume(w, "operator", answer); err != nil || !v.Duplicate || v.Await != fleet.AwaitHuman {
+			t.Errorf("the repeat for record %d = %+v, %v; want the first answer, and the task to wait", seq, v, err)
+		}
+	}
+	answer.Seq, answer.Verb = 0, fleet.VerbCancel
+	if _, err := resume(w, "operator", answer); subjects.CodeOf(err) != subjects.CodeIdempotencyConflict {
+		t.Errorf("another answer of that id = %v, want idempotency_conflict", err)
+	}
+	// Who answers what he saw before is told that it is over.
+	_, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Seq: 3, Verb: fleet.VerbRetry, AnswerID: "n2"})
+	if e := subjects.AsError(err); e == nil || e.Code != subjects.CodeLateResult || !strings.Contains(e.Message, "since its record 6") {
+		t.Errorf("an answer to the wait before = %v, want late_result that names the wait there is", err)
+	}
+	if got, want := kinds(w.events(id)), "queued working human resumed working human"; got != want {
+		t.Errorf("records = %s, want %s", got, want)
+	}
+	// Of many answers the latest are remembered.
+	for i := range fleet.MaxDecisions + 2 {
+		if _, err := resume(w, "operator", fleet.TaskResume{TaskID: id, Verb: fleet.VerbRetry, AnswerID: fmt.Sprintf("more%d", i)}); err != nil {
+			t.Fatal(err)
+		}
+		a.offered()
+		if _, err := a.result(id, failed(subjects.CodeAgentError, true)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events := w.events(id)
+	if n := len(events[len(events)-1].Facts.Decisions); n != fleet.MaxDecisions {
+		t.Errorf("%d answers are remembered, want %d", n, fleet.MaxDecisions)
+	}
+}
+
 func TestNoHumanAnswers(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testNoHumanAnswers)
+}
+
+func testNoHumanAnswers(t *testing.T) {
+	t.Helper()
 	w, _, id := stuck(t, `,"give_up_after":0.3`)
 	v := w.outcome(id)
 	if v.State != fleet.StateError || v.Reason.Code != subjects.CodeAgentError || !strings.Contains(v.Reason.Message, "no human answered") {
@@ -187,6 +244,11 @@ func TestNoHumanAnswers(t *testing.T) {
 // allow, and what was spent before counts.
 func TestBudgetNeedsAHuman(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testBudgetNeedsAHuman)
+}
+
+func testBudgetNeedsAHuman(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"escalate":"always","token_budget":15`))
@@ -211,6 +273,11 @@ func TestBudgetNeedsAHuman(t *testing.T) {
 // TestSpentLate: an attempt that timed out tells late what it spent.
 func TestSpentLate(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testSpentLate)
+}
+
+func testSpentLate(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"escalate":"always","max_retries":0,"agent":"a","timeout_seconds":0.2`))
@@ -240,6 +307,11 @@ func TestSpentLate(t *testing.T) {
 // the human was asked, unless it is the result.
 func TestInvalidWhileAHumanIsAsked(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testInvalidWhileAHumanIsAsked)
+}
+
+func testInvalidWhileAHumanIsAsked(t *testing.T) {
+	t.Helper()
 	w, a, id := stuck(t, `,"result_schema":{"type":"integer"}`)
 	before := w.events(id)[2]
 	_, err := a.result(id, fleet.Result{Attempt: 1, TokensSpent: 10, Output: []byte(`"no"`)})

@@ -92,6 +92,11 @@ func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fl
 	if hb.Epoch != 0 && hb.Epoch < in.Epoch && in.stale == staleBeats {
 		rival = in.Epoch
 	}
+	for _, held := range hb.Holding {
+		if held.TokensSpent > 0 {
+			c.noteSpent(held.TaskID, agent, held.Attempt, held.TokensSpent)
+		}
+	}
 	for task := range in.Held {
 		s := c.x.find(task)
 		h := c.hot[s]
@@ -180,7 +185,8 @@ func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 	}
 	denied := make(map[subjects.TaskID]time.Time)
 	for _, held := range hb.Holding {
-		if c.holds(held.TaskID, holder{in.Agent, in.ID, hb.Epoch}) {
+		who := holder{in.Agent, in.ID, hb.Epoch}
+		if c.holds(held.TaskID, who) || c.isLostHere(held.TaskID, who) {
 			continue
 		}
 		since, ok := was[held.TaskID]
@@ -189,12 +195,19 @@ func (c *core) deny(in *Instance, hb *fleet.Heartbeat, now time.Time) {
 		}
 		denied[held.TaskID] = since
 		if now.Sub(since) >= c.mayHold(held) && c.ring.Owns(string(held.TaskID)) {
-			c.do(recall{key, held.TaskID, held.Attempt, subjects.CodeSuperseded, true})
+			c.do(recall{to: key, task: held.TaskID, attempt: held.Attempt, offer: held.OfferID, why: subjects.CodeSuperseded, denied: true})
 		}
 	}
 	if len(denied) > 0 {
 		c.denied[key] = denied
 	}
+}
+
+// isLostHere reports whether the task waits since h was lost with it: h may go on
+// until another one has the task.
+func (c *core) isLostHere(task subjects.TaskID, h holder) bool {
+	hot := c.hot[c.x.find(task)]
+	return hot != nil && hot.ev.State == fleet.StateQueued && isLostHolder(hot.ev, h) && !plant.Bug("epoch_banned")
 }
 
 // mayHold is for how long an agent may hold a task that the record does not give

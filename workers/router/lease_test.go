@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -13,6 +15,11 @@ import (
 
 func TestSilenceEndsTheLease(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testSilenceEndsTheLease)
+}
+
+func testSilenceEndsTheLease(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", ""))
@@ -38,6 +45,11 @@ func TestSilenceEndsTheLease(t *testing.T) {
 
 func TestAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAPastHolderCountsWhileNobodyTookOver)
+}
+
+func testAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	w.join("b", nil)
@@ -60,6 +72,11 @@ func TestAPastHolderCountsWhileNobodyTookOver(t *testing.T) {
 // Whoever refuses a task has not taken it over.
 func TestAPastHolderCountsAfterARefusal(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAPastHolderCountsAfterARefusal)
+}
+
+func testAPastHolderCountsAfterARefusal(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"on_blocked":"wait"`))
@@ -88,11 +105,17 @@ func TestAPastHolderCountsAfterARefusal(t *testing.T) {
 
 func TestANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testANewerEpochEndsTheLeaseAtOnce)
+}
+
+func testANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"alternatives":["b"],"agent":"a"`))
 	a.offered()
 	a.stop()
+	<-time.After(time.Millisecond) // or its epoch is the same
 	again := w.join("a", nil)
 	if d := again.offered(); d.Task.TaskID != id || d.Attempt != 2 || !strings.Contains(d.Tried[0].Message, "restarted") {
 		t.Errorf("offer = %+v", d)
@@ -101,6 +124,11 @@ func TestANewerEpochEndsTheLeaseAtOnce(t *testing.T) {
 
 func TestCancelReachesTheHolder(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testCancelReachesTheHolder)
+}
+
+func testCancelReachesTheHolder(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", ""))
@@ -127,6 +155,11 @@ func TestCancelReachesTheHolder(t *testing.T) {
 
 func TestAnotherRouterTakesOver(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAnotherRouterTakesOver)
+}
+
+func testAnotherRouterTakesOver(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	stop := w.router("second")
 	w.router("third")
@@ -152,25 +185,51 @@ func TestAnotherRouterTakesOver(t *testing.T) {
 
 func TestWorkThatNoRecordNamesIsRecalled(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testWorkThatNoRecordNamesIsRecalled)
+}
+
+func testWorkThatNoRecordNamesIsRecalled(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	a.mu.Lock()
 	a.holding["ghost"] = 1
 	a.mu.Unlock()
-	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != "ghost" || c.Reason.Code != subjects.CodeSuperseded {
-		t.Errorf("told %+v", c)
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != "ghost" || c.OfferID != "offer-of-ghost" || c.Reason.Code != subjects.CodeSuperseded {
+		t.Errorf("told %+v, want a CANCEL of the offer that the heartbeat names", c)
+	}
+}
+
+// TestAcceptanceThatIsNoHandshake says which member of it is wrong.
+func TestAcceptanceThatIsNoHandshake(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.join("a", nil)
+	a.answers(func(fleet.Dispatch) any { return map[string]string{"accepted": "true"} })
+	id := w.send(dispatchJSON("x", `"agent":"a","escalate":"never"`))
+	v := w.outcome(id)
+	if v.State != fleet.StateError || !strings.Contains(v.Reason.Message, "/accepted") || strings.Contains(v.Reason.Message, "/status") {
+		t.Errorf("outcome = %s, %+v; want an error at /accepted", v.State, v.Reason)
 	}
 }
 
 func TestAnOfferThatTimesOutIsRecalled(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAnOfferThatTimesOutIsRecalled)
+}
+
+func testAnOfferThatTimesOutIsRecalled(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	a.answers(func(fleet.Dispatch) any { return nil })
 	id := w.send(dispatchJSON("x", ""))
-	a.offered()
-	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != id {
-		t.Errorf("told %+v", c)
+	first := a.offered()
+	if c := a.told(); c.Action != fleet.ActionCancel || c.TaskID != id || first.OfferID == "" || c.OfferID != first.OfferID {
+		t.Errorf("told %+v, want a CANCEL of offer %q", c, first.OfferID)
+	}
+	if second := a.offered(); second.Attempt != first.Attempt || second.OfferID == "" || second.OfferID == first.OfferID {
+		t.Errorf("offer %q of attempt %d, then %q of attempt %d; want another offer of the same attempt", first.OfferID, first.Attempt, second.OfferID, second.Attempt)
 	}
 	if v := w.view(id); v.State != fleet.StateQueued || v.Attempt != 0 {
 		t.Errorf("view = %+v, want queued and no attempt counted", v)
@@ -184,6 +243,11 @@ func TestAnOfferThatTimesOutIsRecalled(t *testing.T) {
 // An offer names the process that it is meant for, whatever the dispatch says.
 func TestAnOfferNamesItsProcess(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAnOfferNamesItsProcess)
+}
+
+func testAnOfferNamesItsProcess(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(`{"epoch":9000000000000000000,"attempt":7,"task":{"agent":"a"},"brief":"x"}`)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -21,8 +22,7 @@ const (
 func TestSharedBudget(t *testing.T) {
 	t.Parallel()
 	for of, terms := range map[string]string{"session": inSession, "run": inRun} {
-		t.Run(of, func(t *testing.T) {
-			t.Parallel()
+		runFake(t, of, func(t *testing.T) {
 			w := newWorld(t, 2)
 			a := w.join("a", nil)
 			for range 3 { // 10 each, and one of them says so twice
@@ -67,6 +67,11 @@ func TestSharedBudget(t *testing.T) {
 // session, and changes nothing of the task.
 func TestSpentAfterTheEnd(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testSpentAfterTheEnd)
+}
+
+func testSpentAfterTheEnd(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"escalate":"always"`+inSession))

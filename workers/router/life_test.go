@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,6 +30,11 @@ func failed(code subjects.Code, retryable bool) fleet.Result {
 
 func TestFailuresClimbTheLadder(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testFailuresClimbTheLadder)
+}
+
+func testFailuresClimbTheLadder(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"max_retries":1,"agent":"a","alternatives":["b"]`))
@@ -67,6 +73,11 @@ func TestFailuresClimbTheLadder(t *testing.T) {
 
 func TestNobodyCouldEver(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testNobodyCouldEver)
+}
+
+func testNobodyCouldEver(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	w.join("small", func(a *fleet.Announce) { a.Worker.ModelTier = "haiku" })
 	w.join("sick", func(a *fleet.Announce) { a.MCPHealth["git"] = fleet.HealthTimeout })
@@ -109,6 +120,11 @@ func TestNobodyCouldEver(t *testing.T) {
 
 func TestRefusalGoesToAnother(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testRefusalGoesToAnother)
+}
+
+func testRefusalGoesToAnother(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	why := "server git does not answer"
@@ -134,6 +150,11 @@ func TestRefusalGoesToAnother(t *testing.T) {
 
 func TestBusyIsNotAnAttempt(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testBusyIsNotAnAttempt)
+}
+
+func testBusyIsNotAnAttempt(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	refusals := 2
@@ -159,6 +180,11 @@ func TestBusyIsNotAnAttempt(t *testing.T) {
 
 func TestTimersEndAttemptsAndTasks(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testTimersEndAttemptsAndTasks)
+}
+
+func testTimersEndAttemptsAndTasks(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	slow := w.send(dispatchJSON("x", `"timeout_seconds":0.3,"max_retries":0`))
@@ -185,6 +211,11 @@ func TestTimersEndAttemptsAndTasks(t *testing.T) {
 
 func TestResultsAreChecked(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testResultsAreChecked)
+}
+
+func testResultsAreChecked(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"result_schema":{"type":"object","required":["n"],"properties":{"n":{"type":"integer"}}}`))
@@ -215,6 +246,11 @@ func TestResultsAreChecked(t *testing.T) {
 // A result that breaks the schema ends its attempt once, however often it comes.
 func TestAnInvalidResultCountsOnce(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAnInvalidResultCountsOnce)
+}
+
+func testAnInvalidResultCountsOnce(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"result_schema":{"type":"integer"}`))
@@ -235,6 +271,11 @@ func TestAnInvalidResultCountsOnce(t *testing.T) {
 
 func TestTheRawDoor(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testTheRawDoor)
+}
+
+func testTheRawDoor(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	outcomes := make(chan bus.Msg, 10)
@@ -271,6 +312,11 @@ func TestTheRawDoor(t *testing.T) {
 
 func TestSameDispatchSameTask(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testSameDispatchSameTask)
+}
+
+func testSameDispatchSameTask(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 2)
 	one := dispatchJSON("x", `"task_id":"same"`)
 	w.send(one)
@@ -286,6 +332,7 @@ func TestSameDispatchSameTask(t *testing.T) {
 	if subjects.CodeOf(err) != subjects.CodeIdempotencyConflict {
 		t.Errorf("another sender = %v", err)
 	}
+	<-time.After(time.Millisecond) // or neither is older
 	key := dispatchJSON("x", `"idempotency_key":"k 1"`)
 	first := w.send(key)
 	if again := w.send(key); again != first {
@@ -315,6 +362,11 @@ func TestSameDispatchSameTask(t *testing.T) {
 
 func TestDrainAndResume(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testDrainAndResume)
+}
+
+func testDrainAndResume(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 2)
 	a := w.join("a", nil)
 	if _, err := call[fleet.AgentListReply](w, "boss", "agent", "drain", fleet.AgentDrain{AgentID: "a"}); subjects.CodeOf(err) != subjects.CodeForbidden {
@@ -344,6 +396,11 @@ func TestDrainAndResume(t *testing.T) {
 
 func TestHandedBackIsNotAnAttempt(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testHandedBackIsNotAnAttempt)
+}
+
+func testHandedBackIsNotAnAttempt(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"max_retries":0,"agent":"a"`))
@@ -364,6 +421,11 @@ func TestHandedBackIsNotAnAttempt(t *testing.T) {
 
 func TestARetryTowardsAnAgentThatIsGoneGoesToAnother(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testARetryTowardsAnAgentThatIsGoneGoesToAnother)
+}
+
+func testARetryTowardsAnAgentThatIsGoneGoesToAnother(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", ""))
@@ -385,6 +447,11 @@ func TestARetryTowardsAnAgentThatIsGoneGoesToAnother(t *testing.T) {
 
 func TestAlternativesThatAreGoneArePassedOver(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testAlternativesThatAreGoneArePassedOver)
+}
+
+func testAlternativesThatAreGoneArePassedOver(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	gone := w.join("gone", nil)
 	gone.stop()
@@ -415,9 +482,14 @@ func TestAlternativesThatAreGoneArePassedOver(t *testing.T) {
 // knows, once, and not as another's task.
 func TestTooLateAtTheRawDoor(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testTooLateAtTheRawDoor)
+}
+
+func testTooLateAtTheRawDoor(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	late := dispatchJSON("x", `"task_id":"late"`)
-	late = strings.TrimSuffix(late, "}") + `,"deadline":"2026-01-01T00:00:00Z"}`
+	late = strings.TrimSuffix(late, "}") + `,"deadline":"1999-12-31T00:00:00Z"}`
 	put := func(from string, buried, records int) {
 		t.Helper()
 		if _, err := w.bus.Store(t.Context(), "fleet.dispatch."+from, []byte(late), "", nil); err != nil {

@@ -3,6 +3,7 @@ package router_test
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -14,6 +15,11 @@ import (
 // own, and that a repeat is the same message.
 func TestFollowUps(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testFollowUps)
+}
+
+func testFollowUps(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	bob := w.join("bob", nil)
 	id := w.send(`{"task":{"task_id":"f1"},"brief":"x","input":{"context_id":"c 1","parts":[{"text":"x"}]}}`)

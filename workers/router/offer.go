@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -80,7 +81,8 @@ func (w *Worker) shake(ctx context.Context, o offer) (answered bool, err error) 
 		return false, err
 	}
 	defer func() { w.freeProbes(ctx, probes, o.task, cur.ev.Attempt+1) }()
-	payload := offerPayload(cur.ev, dispatch, o.epoch, w.sessionContext(ctx, cur))
+	offerID := rand.Text()
+	payload := offerPayload(cur.ev, dispatch, o.epoch, w.tokensLeft(&cur.ev.Facts), offerID, w.sessionContext(ctx, cur))
 	crash.Point("before_offer")
 	ask, cancel := context.WithTimeout(ctx, offerTimeout)
 	defer cancel()
@@ -94,11 +96,11 @@ func (w *Worker) shake(ctx context.Context, o offer) (answered bool, err error) 
 		// It may have accepted: the answer was lost, or is late. Another router
 		// may have given it the same attempt, by right.
 		w.with(func(c *core, _ time.Time) { c.missed(o.in) })
-		w.recall(ctx, recall{to: in, task: o.task, attempt: cur.ev.Attempt + 1, why: subjects.CodeSuperseded, denied: true})
+		w.recall(ctx, recall{to: in, task: o.task, attempt: cur.ev.Attempt + 1, offer: offerID, why: subjects.CodeSuperseded, denied: true})
 		return false, nil
 	}
 	crash.Point("after_offer")
-	return true, w.replied(ctx, cur, o, reply.Data)
+	return true, w.replied(ctx, cur, o, offerID, reply.Data)
 }
 
 // barred reports whether no attempt may begin, since a budget is spent, the
@@ -123,21 +125,24 @@ func (w *Worker) barred(ctx context.Context, cur *view) (bool, error) {
 
 // offerPayload is the stored dispatch with what only an offer carries put in
 // front; the rest is passed on as it came.
-func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch int64, s SessionContext) []byte {
+func offerPayload(ev *fleet.Event, dispatch json.RawMessage, epoch, tokensLeft int64, offerID string, s SessionContext) []byte {
 	head := struct {
 		From    subjects.AgentID `json:"from"`
 		Attempt int              `json:"attempt"`
 		Epoch   int64            `json:"epoch,omitzero"`
+		OfferID string           `json:"offer_id,omitempty"`
 		Tried   []fleet.Tried    `json:"tried,omitempty"`
 		Context json.RawMessage  `json:"context,omitzero"`
 		Token   string           `json:"session_token,omitempty"`
+
+		TokensLeft int64 `json:"tokens_left,omitzero"`
 
 		Messages []fleet.Message `json:"messages,omitempty"`
 
 		Human *fleet.HumanAnswer `json:"human,omitempty"`
 	}{
-		From: ev.Facts.From, Attempt: ev.Attempt + 1, Epoch: epoch, Tried: tried(ev), Messages: ev.Facts.Messages, Human: ev.Facts.Human,
-		Context: s.Context, Token: s.Token,
+		From: ev.Facts.From, Attempt: ev.Attempt + 1, Epoch: epoch, OfferID: offerID, Tried: tried(ev), Messages: ev.Facts.Messages, Human: ev.Facts.Human,
+		Context: s.Context, Token: s.Token, TokensLeft: tokensLeft,
 	}
 	b := fleet.MustEncode(head)
 	b[len(b)-1] = ','
@@ -154,15 +159,16 @@ func tried(ev *fleet.Event) []fleet.Tried {
 }
 
 // replied acts on what the agent answered to an offer.
-func (w *Worker) replied(ctx context.Context, cur *view, o offer, data []byte) error {
+func (w *Worker) replied(ctx context.Context, cur *view, o offer, offerID string, data []byte) error {
 	in := o.in
 	h := holder{in.Agent, in.ID, o.epoch}
-	if ack, err := fleet.DecodeAck(data); err == nil {
+	ack, ackErr := fleet.DecodeAck(data)
+	if ackErr == nil {
 		if ack.Accepted {
 			if ack.Epoch != 0 {
 				h.epoch = ack.Epoch
 			}
-			return w.accepted(ctx, cur, h)
+			return w.accepted(ctx, cur, h, offerID)
 		}
 		f := failure{code: subjects.CodeAgentBusy, retryAfter: seconds(ack.RetryAfterSeconds), resetAt: ack.ResetAt, limitTier: ack.LimitTier}
 		if ack.Reason != nil {
@@ -172,10 +178,11 @@ func (w *Worker) replied(ctx context.Context, cur *view, o offer, data []byte) e
 	}
 	r, err := fleet.DecodeResult(data)
 	if err != nil {
-		return w.refused(ctx, cur, o, h, failure{
-			code:    subjects.CodeAgentError,
-			message: "the reply to the offer is neither HANDSHAKE_ACK nor TASK_RESULT: " + err.Error(),
-		})
+		message := "the reply to the offer is neither HANDSHAKE_ACK nor TASK_RESULT: " + err.Error()
+		if fleet.IsAck(data) {
+			message = "the reply to the offer is no HANDSHAKE_ACK: " + ackErr.Error()
+		}
+		return w.refused(ctx, cur, o, h, failure{code: subjects.CodeAgentError, message: message})
 	}
 	f := failureOf(r)
 	f.result = nil
@@ -186,11 +193,11 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 // accepted records who holds the task now. Until it is stored the agent's work
 // counts for nothing; if another writer was faster, the agent is told to drop it.
-func (w *Worker) accepted(ctx context.Context, cur *view, h holder) error {
+func (w *Worker) accepted(ctx context.Context, cur *view, h holder, offerID string) error {
 	crash.Point("after_accept")
 	now := w.now()
 	if !cur.ev.Facts.Deadline.After(now) && !plant.Bug("deadline_ignored") { // it took its time to accept
-		w.recall(ctx, recall{to: instanceKey{h.agent, h.instance}, task: cur.ev.TaskID, attempt: cur.ev.Attempt + 1, why: subjects.CodeDeadlineExceeded})
+		w.recall(ctx, recall{to: instanceKey{h.agent, h.instance}, task: cur.ev.TaskID, attempt: cur.ev.Attempt + 1, offer: offerID, why: subjects.CodeDeadlineExceeded})
 		return nil
 	}
 	n := working(cur.ev, h, now)
@@ -210,7 +217,7 @@ func (w *Worker) accepted(ctx context.Context, cur *view, h holder) error {
 		w.log.Debug("another writer was faster", slog.String("task_id", string(cur.ev.TaskID)), slog.Any("error", rerr))
 		err = nil
 	}
-	w.recall(ctx, recall{to: instanceKey{h.agent, h.instance}, task: cur.ev.TaskID, attempt: n.Attempt, why: subjects.CodeSuperseded})
+	w.recall(ctx, recall{to: instanceKey{h.agent, h.instance}, task: cur.ev.TaskID, attempt: n.Attempt, offer: offerID, why: subjects.CodeSuperseded})
 	if err != nil {
 		return fmt.Errorf("record that it was accepted: %w", err)
 	}
@@ -330,7 +337,8 @@ func (w *Worker) isLost(id subjects.TaskID) bool {
 	return h != nil && h.lost != ""
 }
 
-// end applies decide, and recalls the task from whoever held it before.
+// end applies decide, and recalls the task from its holder. An agent that is lost is
+// not told: if it is heard again before another one has the task, it goes on.
 func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view) (*fleet.Event, error)) {
 	var before *fleet.Event
 	n, err := w.change(ctx, id, func(v *view) (*fleet.Event, error) {
@@ -346,7 +354,7 @@ func (w *Worker) end(ctx context.Context, id subjects.TaskID, decide func(*view)
 		}
 		return
 	}
-	if before != nil && n != before && held(before) && !held(n) {
+	if before != nil && n != before && held(before) && !held(n) && n.Kind != fleet.KindLost {
 		code := subjects.CodeSuperseded
 		if n.Reason != nil {
 			code = n.Reason.Code
@@ -365,7 +373,7 @@ func (w *Worker) recall(ctx context.Context, r recall) {
 	}
 	m := fleet.Control{
 		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
-		Action: fleet.ActionCancel, TaskID: r.task, Attempt: r.attempt, Reason: &fleet.Reason{Code: r.why},
+		Action: fleet.ActionCancel, TaskID: r.task, Attempt: r.attempt, OfferID: r.offer, Reason: &fleet.Reason{Code: r.why},
 	}
 	w.control(ctx, r.to, &m)
 }

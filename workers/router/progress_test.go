@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"parley/bus"
 	"parley/subjects"
@@ -10,6 +11,11 @@ import (
 
 func TestQuestionAndAnswer(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testQuestionAndAnswer)
+}
+
+func testQuestionAndAnswer(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"timeout_seconds":60`))
@@ -52,6 +58,11 @@ func TestQuestionAndAnswer(t *testing.T) {
 // his.
 func TestProgressOfAnother(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testProgressOfAnother)
+}
+
+func testProgressOfAnother(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a, b := w.join("a", nil), w.join("b", nil)
 	id := w.send(dispatchJSON("x", `"agent_id":"a"`))
@@ -72,6 +83,11 @@ func TestProgressOfAnother(t *testing.T) {
 // no second one, in its attempt and after it; another message that says the same is.
 func TestHeardOnce(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testHeardOnce)
+}
+
+func testHeardOnce(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	id := w.send(dispatchJSON("x", `"max_retries":1,"timeout_seconds":60`))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"parley/bus/bustest"
 	"parley/subjects"
@@ -13,6 +14,11 @@ import (
 
 func TestARestartForgetsNothing(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testARestartForgetsNothing)
+}
+
+func testARestartForgetsNothing(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 0)
 	stop := w.router("first")
 	a := w.join("a", func(ann *fleet.Announce) { ann.Worker.MaxParallel = 2 })
@@ -104,6 +110,11 @@ func (w *world) send2(dispatch string) subjects.TaskID {
 
 func TestPrioritiesShareWithoutStarving(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testPrioritiesShareWithoutStarving)
+}
+
+func testPrioritiesShareWithoutStarving(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 1)
 	a := w.join("a", nil)
 	first := w.send(dispatchJSON("x", ""))
@@ -133,6 +144,11 @@ func TestPrioritiesShareWithoutStarving(t *testing.T) {
 
 func TestTooManyWaiting(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testTooManyWaiting)
+}
+
+func testTooManyWaiting(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 0)
 	r, err := router.New(router.Config{Bus: w.srv.Connect(t), MaxQueued: 3})
 	if err != nil {

@@ -73,6 +73,9 @@ func (w *Worker) onProgress(ctx context.Context, m bus.Msg) {
 			return nil, err
 		}
 		c.epoch, c.attempt = p.Epoch, p.Attempt
+		if p.TokensSpent != nil {
+			w.with(func(core *core, _ time.Time) { core.noteSpent(task, c.agent, p.Attempt, *p.TokensSpent) })
+		}
 		if p.Artifact == nil && p.Question == nil && m.Reply == "" {
 			return nil, nil
 		}
@@ -115,15 +118,22 @@ func (w *Worker) report(m bus.Msg, pattern string, handle func(claim, subjects.T
 	case m.Reply == "":
 		w.log.Warn("refuse what an agent reports", about...)
 	default:
-		if subjects.CodeOf(err) == subjects.CodeInternal {
+		if bus.AsError(err).Code == subjects.CodeInternal {
 			w.log.Error("take in what an agent reports", about...)
 		}
-		w.respond(m, fleet.ErrorReply{Error: subjects.AsError(err)})
+		w.refuseReport(m, err)
 	}
 }
 
 func (w *Worker) respond(m bus.Msg, v any) {
 	if err := m.Respond(fleet.MustEncode(v), nil); err != nil {
+		w.log.Debug("answer an agent", slog.String("subject", m.Subject), slog.Any("error", err))
+	}
+}
+
+// refuseReport answers what an agent reports with an error.
+func (w *Worker) refuseReport(m bus.Msg, err error) {
+	if err := m.Respond(bus.Refusal(err)); err != nil {
 		w.log.Debug("answer an agent", slog.String("subject", m.Subject), slog.Any("error", err))
 	}
 }

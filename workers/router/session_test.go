@@ -36,6 +36,11 @@ func (l library) Context(_ context.Context, id subjects.SessionID, from subjects
 // if its dispatcher may use it; and never what the dispatch itself claims.
 func TestOfferBringsTheContext(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, testOfferBringsTheContext)
+}
+
+func testOfferBringsTheContext(t *testing.T) {
+	t.Helper()
 	w := newWorld(t, 0)
 	w.sessions = library{"boss": {Context: json.RawMessage(`{"session_id":"x"}`), Token: "token"}}
 	w.router("r0")

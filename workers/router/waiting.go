@@ -189,7 +189,7 @@ func (c *core) addWaiting(k *fleet.WaitingCause, cl *class, s slot, until *time.
 		}
 		return
 	}
-	if k.Oldest.IsZero() || created.Before(k.Oldest) {
+	if k.Oldest.IsZero() || created.Before(k.Oldest) || created.Equal(k.Oldest) && c.x.id(s) < k.TaskID {
 		k.Oldest, k.TaskID, k.Class = created, c.x.id(s), cl.label()
 	}
 	if k.Deadline.IsZero() || deadline.Before(k.Deadline) {

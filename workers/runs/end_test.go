@@ -49,7 +49,7 @@ func TestOutputIsHeard(t *testing.T) {
 			if err := json.Unmarshal(m.Data, &o); err != nil || len(o.Results) != 4 {
 				t.Errorf("heard %s, %v", m.Data, err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(bustest.Patience):
 			t.Fatalf("%d documents of %d were heard", i, n)
 		}
 	}

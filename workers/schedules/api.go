@@ -196,7 +196,7 @@ func (w *Worker) list(_ context.Context, from subjects.AgentID, data []byte) (an
 		if r := known.rec; r != nil && (q.All || r.From == from) {
 			short := *r // without what is to be done, which may be long
 			short.Definition.Dispatch, short.Definition.Message, short.Definition.Run = kind(r.Definition.Dispatch), kind(r.Definition.Message), kind(r.Definition.Run)
-			short.Waiting = nil
+			short.Waiting, short.Asked = nil, nil
 			l.Schedules = append(l.Schedules, short)
 		}
 	}

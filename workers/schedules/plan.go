@@ -98,14 +98,14 @@ func resume(r *schedule.Record, c schedule.Clock, now time.Time) *schedule.Recor
 // runNow has something begun that is called id; nil if it was asked for before,
 // ok false if too much waits already.
 func runNow(r *schedule.Record, id string, now time.Time) (next *schedule.Record, ok bool) {
-	same := func(f schedule.Firing) bool { return f.ID == id }
 	switch {
-	case r.Last != nil && same(*r.Last), slices.ContainsFunc(r.Waiting, same):
+	case slices.Contains(r.Asked, id):
 		return nil, true
 	case len(r.Waiting) >= schedule.MaxWaiting:
 		return nil, false
 	}
 	c := *r
 	c.Waiting = append(slices.Clone(r.Waiting), schedule.Firing{ID: id, Time: now, Manual: true})
+	c.Asked = append(slices.Clone(r.Asked[max(0, len(r.Asked)-schedule.MaxAsked+1):]), id)
 	return &c, true
 }

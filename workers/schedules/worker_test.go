@@ -147,6 +147,15 @@ func TestByHand(t *testing.T) {
 			t.Errorf("begun %+v, want %s", got, second)
 		}
 		f.end(second)
+		// A repeat that comes when others have been begun since begins nothing.
+		now.RequestID = "one"
+		if again := must[schedule.RunNowReply](t, b, "ann", "run", now).ID; again != id {
+			t.Errorf("the first call once more is %s, want %s", again, id)
+		}
+		pass(time.Minute)
+		if v := must[schedule.View](t, b, "ann", "get", schedule.Ref{Name: "s"}); v.Begun != 2 || len(v.Waiting) != 0 || v.Last.ID != second {
+			t.Errorf("after the repeat: %+v, want two begun, %s the last", v.Record, second)
+		}
 
 		if v := must[schedule.View](t, b, "ann", "pause", schedule.Ref{Name: "s"}); v.State != schedule.Paused || v.Next != nil || v.Upcoming != nil {
 			t.Errorf("paused: %+v", v)
@@ -326,7 +335,7 @@ func TestPermissions(t *testing.T) {
 		subjects.Timer("ann", "s"), subjects.Tick("ann", "s"), subjects.Timer("eve", "s"), "$KV.FLEET_SCHEDULES.ann.s",
 		subjects.API("ann", "schedule", "create"), subjects.SchedulesHeartbeat("x"),
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 		_, err := eve.Request(ctx, subject, []byte(`{}`), nil)
 		cancel()
 		if !errors.Is(err, bus.ErrDenied) {

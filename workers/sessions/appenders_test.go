@@ -13,14 +13,14 @@ import (
 	"parley/subjects/handshake"
 )
 
-// TestManyAppenders: 64 at a time append 10 000 entries to one session while
+// TestManyAppenders: 64 at a time append 2 000 entries to one session while
 // the stream's leader goes away and comes back, and a worker is killed. Versions
-// are 1 … 10 000, none is lost and none is there twice.
+// are 1 … 2 000, none is lost and none is there twice.
 func TestManyAppenders(t *testing.T) {
 	if testing.Short() {
-		t.Skip("10 000 appends")
+		t.Skip("2 000 appends")
 	}
-	const appenders, appends = 64, 10_000
+	const appenders, appends = 64, 2_000
 	server := bustest.NewCluster(t, 3)
 	b := server.Bus(t)
 	// A connection that just breaks off is a worker that is killed: what it had

@@ -119,7 +119,7 @@ func TestResultsWaitForRoom(t *testing.T) {
 		}
 	}
 	ended(t, b, "t1", "boss", id, &fleet.Result{Status: fleet.StatusDone, Output: fleet.MustEncode("here I am")})
-	limit := time.After(20 * time.Second)
+	limit := time.After(bustest.Patience)
 	for refused := false; !refused; {
 		select {
 		case line := <-log:

@@ -131,8 +131,16 @@ func addWorkers(ctx context.Context, b *bus.Bus, as *answers) error {
 		return err
 	}
 	n := make(map[string]int)
+	told := make(map[string]bool) // by process: its services all say the same
 	for _, s := range list {
 		n[s.Kind]++
+		if told[s.Process] {
+			continue
+		}
+		told[s.Process] = true
+		for _, skipped := range s.Skipped {
+			as.add("parley_messages_skipped_total", float64(skipped.Count), s.Process, skipped.Place)
+		}
 	}
 	for _, kind := range kinds() {
 		as.add("parley_workers", float64(n[kind]), kind)

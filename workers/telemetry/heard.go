@@ -123,7 +123,7 @@ func (h *heard) count(r *record, level string) {
 		}
 		h.spend(a.agent, r.Facts.SessionID, a.tokens)
 	}
-	if s := r.Data.Spent; s != nil && r.Kind == fleet.KindSpent {
+	if s := r.Data.Spent; s != nil {
 		h.spend(s.AgentID, r.Facts.SessionID, s.Tokens)
 	}
 	if level != "" && level != "0" {

@@ -154,6 +154,10 @@ func Metrics() []Metric {
 			Help: "HTTP exchanges of webhooks that have ended, by the worker that made them.",
 		},
 		shared("parley_workers", "Workers that answer; 0 where none of that kind does.", "worker"),
+		{
+			Name: "parley_messages_skipped_total", Type: typeCounter, Labels: []string{"process", "place"}, Fleet: true,
+			Help: "Messages that could not be read and were skipped, by the process that read them and the stream or kind of subject; a stored one counts again after a restart.",
+		},
 		shared("parley_source_up", "Whether what the gauges come from answered: jetstream, the workers together, or those of a kind.", "source"),
 		shared("parley_stream_messages", "Messages that a stream holds.", "stream"),
 		shared("parley_stream_bytes", "Bytes that a stream holds.", "stream"),

@@ -46,7 +46,7 @@ func decode(data []byte) (*record, error) {
 // not decoded.
 func counted(kind string) bool {
 	switch kind {
-	case fleet.KindQueued, fleet.KindWorking, fleet.KindRetry, fleet.KindReroute, fleet.KindReturned, fleet.KindHuman, fleet.KindSpent, fleet.KindOutcome:
+	case fleet.KindQueued, fleet.KindWorking, fleet.KindRetry, fleet.KindReroute, fleet.KindReturned, fleet.KindLost, fleet.KindHuman, fleet.KindSpent, fleet.KindOutcome:
 		return true
 	}
 	return false

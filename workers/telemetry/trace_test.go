@@ -327,7 +327,6 @@ func TestTracesAreTakenByThoseWhoSendThem(t *testing.T) {
 // the worker from ending.
 func TestACollectorThatHangs(t *testing.T) {
 	t.Parallel()
-	const most = 11 * time.Second // traces are sent for five seconds at the end, and made for five
 	asked, release := make(chan struct{}, 1), make(chan struct{})
 	hangs := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		select {
@@ -360,12 +359,10 @@ func TestACollectorThatHangs(t *testing.T) {
 	}
 	<-asked
 	bustest.Eventually(t, "traces that are dropped", func() bool { return value(page(t, w), "parley_traces_dropped_total") > 0 })
-	stopped := time.Now()
 	stop()
 	select {
-	case err := <-ended:
-		t.Logf("ended after %s: %v", time.Since(stopped), err)
-	case <-time.After(most):
-		t.Errorf("the worker still runs %s after its end", most)
+	case <-ended:
+	case <-time.After(bustest.Patience):
+		t.Error("the worker does not end")
 	}
 }

@@ -112,7 +112,7 @@ func (t *growing) grow(e *fleet.Event) {
 		})
 	case fleet.KindAnswer:
 		t.end(&t.question, e.Time)
-	case fleet.KindRetry, fleet.KindReroute, fleet.KindReturned:
+	case fleet.KindRetry, fleet.KindReroute, fleet.KindReturned, fleet.KindLost:
 		t.ended(e)
 		if t.wait < 0 {
 			t.begin(&t.wait, span{kind: fleet.SpanWait, n: t.next(fleet.SpanWait), name: "wait for an agent", start: e.Time})
@@ -174,6 +174,9 @@ func (t *growing) close(e *fleet.Event) {
 		s.attrs = append(s.attrs, number("parley.attempt.tokens", max(tokens, 0)))
 	default: // canceled or expired under it
 		s.failed = string(e.State)
+		if e.Data.Spent != nil {
+			s.attrs = append(s.attrs, number("parley.attempt.tokens", e.Data.Spent.Tokens))
+		}
 	}
 	t.end(&t.attempt, e.Time)
 }

@@ -171,7 +171,7 @@ func (w *Worker) hear(m bus.Msg) {
 	r, err := decode(m.Data)
 	if err != nil {
 		w.heard.undecoded.Inc()
-		w.log.Debug("record not counted", slog.String("subject", m.Subject), slog.Any("error", err))
+		w.bus.Skip(m, err)
 		return
 	}
 	w.heard.count(r, m.Header.Get(subjects.HeaderLevel))
@@ -184,7 +184,7 @@ func (w *Worker) hearOutcome(m bus.Msg) {
 	}
 	r, err := decode(m.Data)
 	if err != nil {
-		w.log.Debug("task not traced", slog.String("subject", m.Subject), slog.Any("error", err))
+		w.bus.Skip(m, err)
 		return
 	}
 	w.traces.take(ended{task: r.TaskID})
@@ -194,7 +194,7 @@ func (w *Worker) hearOutcome(m bus.Msg) {
 func (w *Worker) hearDelivery(m bus.Msg) {
 	s, err := fleet.DecodeDeliveryState(m.Data)
 	if err != nil {
-		w.log.Debug("delivery not traced", slog.String("subject", m.Subject), slog.Any("error", err))
+		w.bus.Skip(m, err)
 		return
 	}
 	if spans := told(s); len(spans) > 0 {
@@ -208,8 +208,11 @@ func (w *Worker) hearRun(m bus.Msg) {
 		return
 	}
 	r, err := run.DecodeRecord(m.Data)
-	if err != nil || r.Ended == nil {
-		w.log.Debug("run not traced", slog.String("subject", m.Subject), slog.Any("error", err))
+	if err == nil && r.Ended == nil {
+		err = errors.New("a run that has ended without saying when")
+	}
+	if err != nil {
+		w.bus.Skip(m, err)
 		return
 	}
 	w.traces.take(ended{trace: fleet.TraceOf(r.RunID, r.Traceparent), spans: whole(r)})

@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -177,6 +178,7 @@ func TestGaugesAreAsked(t *testing.T) {
 		Agents: []fleet.AgentCount{{State: fleet.AgentIdle, Tier: "opus", N: 2}},
 		MCP:    []fleet.MCPCount{{Name: "git\xff", Health: "ok", N: 2}},
 	})
+	b.Skip(bus.Msg{Stream: subjects.StreamAudit, Subject: subjects.Audit, Seq: 1}, errors.New("junk"))
 	text := page(t, start(t, telemetry.Config{
 		Bus: b, Version: "1.2.3",
 		Unsafe: func() map[string]bool { return map[string]bool{"copies": true, "sync": false} },
@@ -193,12 +195,16 @@ func TestGaugesAreAsked(t *testing.T) {
 		`result="success"} 3`, `result="success"} 5`, `result="failure"} 1`,
 		`parley_agents{state="idle",tier="opus"} 2`, `parley_mcp_servers{health="ok",name="git�"} 2`,
 		`parley_stream_messages{stream="FLEET_TASKS"} 0`, `parley_consumer_pending{consumer="routers",stream="FLEET_INBOX"} 0`,
+		`place="FLEET_AUDIT",process="`,
 		`parley_unsafe{about="copies"} 1`, `parley_unsafe{about="sync"} 0`,
 		`parley_build_info{goversion="go1.`, `version="1.2.3"} 1`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %s", want)
 		}
+	}
+	if n := strings.Count(text, "parley_messages_skipped_total{"); n != 1 {
+		t.Errorf("%d metrics of one process that skipped in one place, want one", n)
 	}
 	if t.Failed() {
 		t.Log(text)

@@ -229,7 +229,7 @@ func (w *Worker) writeFirst(ctx context.Context, state *fleet.DeliveryState, seq
 		if !errors.Is(err, bus.ErrFull) || state.Schedule == fleet.SchedulePush || freed == 0 {
 			return stored, began, err
 		}
-		if freed, err = w.free(ctx); err != nil {
+		if freed, err = w.free(ctx, roomForCall); err != nil {
 			return 0, began, err
 		}
 	}

@@ -21,9 +21,10 @@ const (
 	// away.
 	fullAt = 0.75
 
-	roomEvery  = 5 * time.Second
-	roomAtOnce = 200
-	heardBy    = 5 * time.Second // what has become of a delivery, by all workers
+	roomEvery   = 5 * time.Second
+	roomAtOnce  = 200             // deliveries that are removed before the outbox is looked at again
+	roomForCall = 16              // the same where a human waits for it: enough for one record
+	heardBy     = 5 * time.Second // what has become of a delivery, by all workers
 
 	// keepBriefly is for how long one that was delivered is known even then: about as
 	// long as the stream itself knows a repeat of it.
@@ -52,16 +53,16 @@ func (w *Worker) keepRoom(ctx context.Context) {
 // makeRoom removes what may go, as long as the outbox has too much.
 func (w *Worker) makeRoom(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if freed, err := w.free(ctx); err != nil || freed == 0 {
+		if freed, err := w.free(ctx, roomAtOnce); err != nil || freed == 0 {
 			return err
 		}
 	}
 	return nil
 }
 
-// free removes some of what may go, if the outbox has too much, and says how much
-// that was. Who else frees waits no longer than that takes.
-func (w *Worker) free(ctx context.Context) (freed int, err error) {
+// free removes at most atOnce of what may go, if the outbox has too much, and says
+// how much that was. Who else frees waits no longer than that takes.
+func (w *Worker) free(ctx context.Context, atOnce int) (freed int, err error) {
 	select {
 	case w.clearing <- struct{}{}:
 		defer func() { <-w.clearing }()
@@ -80,12 +81,12 @@ func (w *Worker) free(ctx context.Context) (freed int, err error) {
 	now := w.now()
 	var dead, away []*entry
 	w.mu.Lock()
-	delivered := w.index.spare(fleet.DeliveryDelivered, now.Add(-keepBriefly), roomAtOnce)
+	delivered := w.index.spare(fleet.DeliveryDelivered, now.Add(-keepBriefly), atOnce)
 	if len(delivered) == 0 {
-		dead = w.index.spare(fleet.DeliveryDead, now.Add(-heardBy), roomAtOnce)
+		dead = w.index.spare(fleet.DeliveryDead, now.Add(-heardBy), atOnce)
 	}
 	if len(delivered)+len(dead) == 0 && over(fullAt) {
-		away = w.index.away(now, roomAtOnce)
+		away = w.index.away(now, atOnce)
 	}
 	w.mu.Unlock()
 	for _, e := range delivered {

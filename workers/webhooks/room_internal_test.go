@@ -300,15 +300,17 @@ func TestCallAwaitsNoMoreRoom(t *testing.T) {
 		}
 		<-time.After(time.Hour)
 		f := &fake{answer: func() outcome { return outcome{status: 200} }}
-		f.begin(t, slow(t, s, 100*time.Millisecond))
-		<-time.After(roomAtOnce*100*time.Millisecond + 2*time.Second)
+		const late = time.Second // so that the room takes longer to make than an attempt may take
+		f.begin(t, slow(t, s, late))
+		// What is kept of one receiver is swept at the same time: every other removal.
+		<-time.After(2*roomForCall*late + 5*time.Second)
 		if f.of("call") != 1 {
 			t.Errorf("the human was called %d times, want once, when a little room was made; %.0f %% of the outbox are in use", f.of("call"), 100*held(t, b))
 		}
 		if part := held(t, b); part < tightAt {
 			t.Errorf("only %.0f %% of the outbox are in use: the test does not test", 100*part)
 		}
-		<-time.After(roomAtOnce * 100 * time.Millisecond)
+		<-time.After(time.Minute)
 		if got := lastState(t, b, "call"); got.State != fleet.DeliveryDelivered || got.Attempts != 1 {
 			t.Errorf("the call is %s after %d attempts, want delivered after one", got.State, got.Attempts)
 		}

@@ -2,6 +2,7 @@ package webhooks
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/base64"
@@ -213,12 +214,15 @@ func TestFaultyReceivers(t *testing.T) {
 		says    string
 		refused bool
 		after   time.Duration
+		timeout time.Duration // of the exchange, where that ends it; otherwise it is long
 	}{
 		"hangs": {
-			serve: func(ctx context.Context, _ net.Conn, _ *http.Request) { <-ctx.Done() },
-			code:  subjects.CodeUnavailable, says: "no answer in time",
+			timeout: 400 * time.Millisecond,
+			serve:   func(ctx context.Context, _ net.Conn, _ *http.Request) { <-ctx.Done() },
+			code:    subjects.CodeUnavailable, says: "no answer in time",
 		},
 		"drips its headers": {
+			timeout: 400 * time.Millisecond,
 			serve: func(ctx context.Context, c net.Conn, _ *http.Request) {
 				for _, b := range []byte(head + strings.Repeat("X-Slow: 1\r\n", 100)) {
 					if _, err := c.Write([]byte{b}); err != nil || !tick(ctx, 10*time.Millisecond) {
@@ -238,6 +242,7 @@ func TestFaultyReceivers(t *testing.T) {
 			code: subjects.CodeUnavailable,
 		},
 		"accepts, then drips its body": {
+			timeout: 2 * time.Second,
 			serve: func(ctx context.Context, c net.Conn, _ *http.Request) {
 				_, err := io.WriteString(c, head+"Content-Length: 1000\r\n\r\n")
 				for err == nil && tick(ctx, 10*time.Millisecond) {
@@ -294,7 +299,7 @@ func TestFaultyReceivers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			address := raw(t, tt.serve)
-			ep := checked(t, Endpoint{URL: address, Allow: []string{"127.0.0.1"}, Timeout: 400 * time.Millisecond})
+			ep := checked(t, Endpoint{URL: address, Allow: []string{"127.0.0.1"}, Timeout: cmp.Or(tt.timeout, time.Minute)})
 			o := post(t, ep, delivery("d"), nil)
 			if o.ok() != tt.ok || o.status != tt.status || o.refused != tt.refused || o.retryAfter != tt.after {
 				t.Errorf("outcome %+v (%v), want %+v", o, o.err, tt)
@@ -304,9 +309,6 @@ func TestFaultyReceivers(t *testing.T) {
 			}
 			if o.err != nil && strings.Contains(o.err.Message, "secret") {
 				t.Errorf("the reason tells the address: %s", o.err.Message)
-			}
-			if o.took > 20*time.Second {
-				t.Errorf("it took %v", o.took)
 			}
 		})
 	}

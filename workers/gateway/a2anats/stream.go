@@ -82,7 +82,7 @@ func (s *stream) once(ctx context.Context, yield func(a2a.Event, error) bool) er
 	}
 	defer c.Close()
 	for {
-		m, err := next(ctx, c)
+		m, err := s.t.next(ctx, c)
 		if err != nil {
 			return err
 		}

@@ -20,6 +20,7 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
+	"parley/subjects/fleet"
 )
 
 // Silence is how long a call may say nothing: gateways say alive every 15 s.
@@ -105,7 +106,7 @@ func (t *Transport) open(op string, params a2aclient.ServiceParams, req proto.Me
 var errLost = errors.New("the gateway says nothing any more")
 
 // next is the next frame that says something; alive ones are confirmed.
-func next(ctx context.Context, c *bus.Conversation) (bus.Msg, error) {
+func (t *Transport) next(ctx context.Context, c *bus.Conversation) (bus.Msg, error) {
 	for {
 		waiting, cancel := context.WithTimeout(ctx, Silence)
 		m, err := c.Next(waiting)
@@ -118,14 +119,39 @@ func next(ctx context.Context, c *bus.Conversation) (bus.Msg, error) {
 		}
 		switch m.Header.Get(HeaderFrame) {
 		case FrameAlive:
-			if err := m.Respond(nil, nil); err != nil {
+			if err := t.confirm(m); err != nil {
 				return m, err
 			}
 		case FrameError:
 			return m, failure(m.Data)
+		case "": // it did not reach a gateway
+			return m, refusal(m.Data)
 		default:
 			return m, nil
 		}
+	}
+}
+
+// confirm says that an alive frame was read, under the caller's own subject.
+func (t *Transport) confirm(m bus.Msg) error {
+	if strings.HasPrefix(m.Reply, Subject(t.cfg.Root, t.cfg.From, "confirm")+".") {
+		return t.cfg.Bus.Publish(m.Reply, nil, nil)
+	}
+	return m.Respond(nil, nil)
+}
+
+// refusal reads what a fleet answers to a message that it does not take.
+func refusal(data []byte) error {
+	_, err := fleet.DecodeReply[struct{}](data)
+	switch code := subjects.CodeOf(err); code {
+	case "":
+		return a2a.NewError(a2a.ErrInvalidAgentResponse, "a reply without a frame")
+	case subjects.CodeAuthFailed:
+		return a2a.NewError(a2a.ErrUnauthenticated, err.Error())
+	case subjects.CodeForbidden:
+		return a2a.NewError(a2a.ErrUnauthorized, err.Error())
+	default:
+		return a2a.NewError(a2a.ErrServerError, err.Error())
 	}
 }
 
@@ -144,7 +170,7 @@ func (r request) call(ctx context.Context, req, res proto.Message) error {
 		return err
 	}
 	defer c.Close()
-	m, err := next(ctx, c)
+	m, err := r.t.next(ctx, c)
 	if err != nil {
 		return told(op, err)
 	}
