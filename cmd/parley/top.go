@@ -215,6 +215,16 @@ func (t *top) fill(say func(string, ...any)) {
 	}
 	say("")
 	t.fillAgents(say)
+	for _, l := range f.Limits {
+		say("Limit        %s", printable(limitLine(&l)))
+	}
+	var whys []string
+	for _, w := range f.Waiting {
+		whys = append(whys, fmt.Sprintf("%d %s", w.Tasks, w.Why))
+	}
+	if len(whys) > 0 {
+		say("Why they wait  %s", strings.Join(whys, ", "))
+	}
 	say("")
 	if len(f.Classes) == 0 {
 		say("Nothing waits")

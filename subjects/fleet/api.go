@@ -209,6 +209,7 @@ type TaskExplanation struct {
 	TaskID  subjects.TaskID `json:"task_id"`
 	State   State           `json:"state"`
 	Summary string          `json:"summary"`
+	Waiting *Waiting        `json:"waiting,omitempty"` // why it waits, where it does
 	Agents  []AgentVerdict  `json:"agents"`
 	Omitted int             `json:"omitted,omitzero"` // agents that are not eligible, left out of a long list
 }

@@ -54,6 +54,7 @@ type ClassFigures struct {
 	Class         string  `json:"class"`
 	Depth         int     `json:"depth"`
 	OldestSeconds float64 `json:"oldest_seconds"`
+	Why           string  `json:"why,omitempty"` // they wait: a WaitBusy and so on
 }
 
 // AgentFigures are what a registry tells of the fleet.

@@ -122,6 +122,7 @@ func (c *core) tell(t *fleet.TaskFigures, now time.Time) {
 		}
 	}
 	slices.SortFunc(deepest, func(a, b *class) int { return cmp.Or(b.queued-a.queued, strings.Compare(a.key, b.key)) })
+	c.fleet.advance(now)
 	for _, cl := range deepest[:min(len(deepest), fleet.MaxClasses)] {
 		oldest := now.UnixNano()
 		for _, q := range cl.queues {
@@ -131,6 +132,7 @@ func (c *core) tell(t *fleet.TaskFigures, now time.Time) {
 		}
 		t.Classes = append(t.Classes, fleet.ClassFigures{
 			Class: cl.label(), Depth: cl.queued, OldestSeconds: time.Duration(now.UnixNano() - oldest).Seconds(),
+			Why: c.fleet.whyWaits(cl.Class).Why,
 		})
 	}
 }

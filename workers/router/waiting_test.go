@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,6 +80,11 @@ func TestCausesOfWaiting(t *testing.T) {
 		}
 		if len(f.Limits) != 1 || f.Limits[0].Account != "a" || f.Limits[0].Tasks != 3 || f.Limits[0].Late != 1 || f.Limits[0].Guessed {
 			t.Errorf("limits = %+v", f.Limits)
+		}
+		for _, c := range f.Classes {
+			if want := map[bool]string{true: fleet.WaitLimited, false: fleet.WaitNoAgentYet}[strings.Contains(c.Class, `only="a"`)]; c.Why != want {
+				t.Errorf("class %s waits, why: %q; want %q", c.Class, c.Why, want)
+			}
 		}
 		list, err := call[fleet.TaskListReply](w, "operator", "task", "list", fleet.TaskList{Waiting: true})
 		if err != nil || list.Total != 9 {
