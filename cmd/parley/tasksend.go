@@ -116,14 +116,8 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 	if fs.Changed("give-up-after") {
 		d.Task.GiveUpAfter = t.giveUpAfter.Seconds()
 	}
-	if fs.Changed("max-retries") {
-		d.Task.MaxRetries = &t.retries
-	}
-	if fs.Changed("max-losses") {
-		if t.losses < 1 {
-			return usage("--max-losses %d: expected 1 or more", t.losses)
-		}
-		d.Task.MaxLosses = t.losses
+	if err := t.applyCounts(d, fs); err != nil {
+		return err
 	}
 	if fs.Changed("deadline") {
 		at, err := moment("--deadline", t.deadline, now)
@@ -145,6 +139,20 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 			return usage("--schema %s holds no JSON", t.schema)
 		}
 		d.Task.ResultSchema = data
+	}
+	return nil
+}
+
+// applyCounts writes how often the task may be tried again.
+func (t *terms) applyCounts(d *fleet.Dispatch, fs *pflag.FlagSet) error {
+	if fs.Changed("max-retries") {
+		d.Task.MaxRetries = &t.retries
+	}
+	if fs.Changed("max-losses") {
+		if t.losses < 1 {
+			return usage("--max-losses %d: expected 1 or more", t.losses)
+		}
+		d.Task.MaxLosses = t.losses
 	}
 	return nil
 }

@@ -138,10 +138,10 @@ func deref(t *time.Time, otherwise time.Time) time.Time {
 func level(n int, code subjects.Code) string {
 	switch n {
 	case 0:
-		switch escalation.ClassOf(code) {
-		case escalation.ClassLoss:
+		switch class := escalation.ClassOf(code); {
+		case class == escalation.ClassLoss:
 			return "lost, queued again"
-		case escalation.ClassCapacity:
+		case class == escalation.ClassCapacity:
 			return "limited, queued again"
 		}
 		return "handed back"

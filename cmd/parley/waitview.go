@@ -55,13 +55,13 @@ func (a *app) limited(l *fleet.AccountLimit) string {
 }
 
 // limitLine is an account's limit in the view of the fleet.
-func limitLine(l *fleet.LimitFigures) string {
-	s := l.Account + " until " + l.Reset.UTC().Format(time.DateTime)
+func limitLine(l *fleet.LimitFigures, clock func(time.Time) string) string {
+	s := l.Account + " until " + clock(l.Reset)
 	if l.Guessed {
 		s = l.Account + ", nobody knows until when"
 	}
 	if l.Tasks > 0 {
-		s += fmt.Sprintf("; %s", waiting(l.Tasks))
+		s += "; " + waiting(l.Tasks)
 	}
 	if l.Late > 0 {
 		s += fmt.Sprintf(", too late for %d", l.Late)

@@ -167,7 +167,8 @@ func TestGaugesAreAsked(t *testing.T) {
 		Waiting: []fleet.WaitingFigures{{Why: fleet.WaitLimited, Tasks: 3, OldestSeconds: 7.5}},
 		Limits: []fleet.LimitFigures{
 			{Account: "pro", Reset: time.Unix(1_700_000_000, 0), Tasks: 3, Late: 2},
-			{Account: "free\xff", Reset: time.Unix(1_700_000_000, 0), Guessed: true}, {Account: "free\xfe", Guessed: true},
+			{Account: "free\xff", Reset: time.Unix(1_700_000_000, 0), Guessed: true},
+			{Account: "free\xfe", Guessed: true},
 		},
 	}
 	serve("fleet", "router", tasks)
