@@ -121,7 +121,7 @@ func apiEntries() []Entry {
 		{"agent", "resume", "AgentDrain → AgentListReply", "operator", "router", "Offer an agent tasks again."},
 		{"agent", "limits", "AgentLimits → AgentLimitsReply", "orchestrator", "router", "The accounts that are limited, and until when."},
 		{"agent", "lift", "AgentLimits → AgentLimitsReply", "operator", "router", "End the limits of an account."},
-		{"task", "waiting", "– → TaskWaitingReply", "operator", "router", "Why tasks wait, cause by cause."},
+		{"task", "waiting", "– → TaskWaitingReply", "operator, escalation", "router", "Why tasks wait, cause by cause."},
 		{"agent", "forget", "AgentForget → AgentForgotten", "operator", "registry", "An agent is gone for good: it is listed no more, and nothing waits for it."},
 		{"webhook", "list", "WebhookList → WebhookListReply", "operator", "webhooks", "Deliveries that wait, that ended lately, and dead letters."},
 		{"webhook", "get", "WebhookRef → WebhookView", "operator", "webhooks", "One delivery, with what is to be sent."},

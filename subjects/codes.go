@@ -27,7 +27,7 @@ var codes = [...]codeInfo{
 	{CodeMCPUnhealthy, 24, 503, "An MCP server that the task needs is not healthy.", "Repair the server that the message names, or route to another agent."},
 	{CodeDirtyRepo, 25, 409, "The agent's work tree has uncommitted changes.", "Commit or stash them, or do without clean_repo."},
 	{CodeAgentBusy, 26, 503, "The agent has no free slot.", "Nothing: the task waits for a free one."},
-	{CodeAgentLost, 27, 502, "The agent vanished while it held the task.", "Nothing: another agent is tried; see the agent's log."},
+	{CodeAgentLost, 27, 502, "The agent vanished while it held the task.", "Nothing: the task is queued again; see the agent's log."},
 	{CodeAgentTimeout, 28, 504, "The attempt took longer than it may.", "Raise timeout_seconds, or make the task smaller."},
 	{CodeAgentError, 29, 502, "The agent failed.", "See the message and the agent's log."},
 	{CodeResultInvalid, 30, 502, "The result does not match what was asked for.", "See the message; relax result_schema or make the brief clearer."},

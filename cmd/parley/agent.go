@@ -19,7 +19,7 @@ func (a *app) agentCommand() *cobra.Command {
 	bind(c.PersistentFlags(), a.conf, append([]string{"as"}, connectionFlags...)...)
 	c.AddCommand(a.agentRun(), a.agentList(), a.agentGet(),
 		a.agentDrain("drain", "Offer an agent nothing more; what it has in hand goes on"),
-		a.agentDrain("resume", "Offer an agent tasks again"), a.agentForget())
+		a.agentDrain("resume", "Offer an agent tasks again"), a.agentForget(), a.agentLimits())
 	return c
 }
 
@@ -147,6 +147,8 @@ func (a *app) agentState(v *fleet.AgentView) painted {
 		return a.paint(red, "lost")
 	case v.Draining:
 		return a.paint(yellow, "draining")
+	case v.Limit != nil:
+		return a.paint(yellow, a.limited(v.Limit))
 	case v.CoolUntil != nil && v.CoolUntil.After(a.now()):
 		return a.paint(yellow, "cooling down")
 	case v.Active >= slots(v):
@@ -233,6 +235,12 @@ func (a *app) printAgent(v *fleet.AgentView) {
 	g.fact("Drained by", v.DrainedBy)
 	if v.CoolUntil != nil {
 		g.fact("Cool until", a.moment(*v.CoolUntil))
+		g.fact("Cools after", string(v.CoolCode))
+	}
+	if l := v.Limit; l != nil {
+		g.fact("Account", l.Account)
+		g.fact("Limit until", a.moment(l.Until))
+		g.fact("It said", oneLine(l.Message))
 	}
 	g.fact("Load", fmt.Sprintf("%d of %d", v.Active, slots(v)))
 	for _, h := range v.Holding {

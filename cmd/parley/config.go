@@ -119,12 +119,14 @@ type config struct {
 	WebhookCheck   bool     `envconfig:"PARLEY_WEBHOOK_CHECK" json:"webhook_check" flag:"webhook-check" desc:"say at the start which webhook endpoints cannot be reached"`
 
 	MaxRetries    int      `envconfig:"PARLEY_MAX_RETRIES" json:"max_retries" flag:"max-retries" desc:"repeats by the same agent, where a dispatch does not say it"`
+	MaxLosses     int      `envconfig:"PARLEY_MAX_LOSSES" json:"max_losses" flag:"max-losses" desc:"agents that a task may lose in a row before a human decides, where a dispatch does not say it"`
 	OnBlocked     string   `envconfig:"PARLEY_ON_BLOCKED" json:"on_blocked" flag:"on-blocked" desc:"reroute, wait, fail or escalate, where a dispatch does not say it"`
 	Escalate      string   `envconfig:"PARLEY_ESCALATE" json:"escalate" flag:"escalate" desc:"wait for a human: auto (where somebody can be called), always or never, where a dispatch does not say it"`
 	AlertRepeat   span     `envconfig:"PARLEY_ALERT_REPEAT" json:"alert_repeat" flag:"alert-repeat" desc:"people are called again after this, where a dispatch does not say it"`
 	GiveUpAfter   span     `envconfig:"PARLEY_GIVE_UP_AFTER" json:"give_up_after" flag:"give-up-after" desc:"a task waits no longer for people, where a dispatch does not say it"`
 	AlertContacts []string `envconfig:"PARLEY_ALERT_CONTACTS" json:"alert_contacts" flag:"alert-contacts" desc:"webhook endpoints to call, one after the other; human where PARLEY_WEBHOOK_URL is set"`
 	AlertNext     span     `envconfig:"PARLEY_ALERT_NEXT" json:"alert_next" flag:"alert-next" desc:"the next contact is called after this, unless somebody answers"`
+	WaitAlert     span     `envconfig:"PARLEY_WAIT_ALERT" json:"wait_alert" flag:"wait-alert" desc:"people are notified of tasks that wait for an agent, an account or terms for so long, or for half of what was left until the deadline"`
 	AckTimeout    span     `envconfig:"PARLEY_ACK_TIMEOUT" json:"ack_timeout" flag:"ack-timeout" desc:"how long an acknowledgement keeps quiet"`
 	GroupBy       []string `envconfig:"PARLEY_GROUP_BY" json:"group_by" flag:"group-by" desc:"what the tasks of one alert have in common, of code, agent, mcp, from, session, run, task"`
 	GroupWait     span     `envconfig:"PARLEY_GROUP_WAIT" json:"group_wait" flag:"group-wait" desc:"time to gather what fails for one cause, before the first call"`
@@ -161,9 +163,9 @@ func defaultConfig(getenv func(string) string) *config {
 		As: defaultAs, Output: "table", LogLevel: "info", LogFormat: "auto",
 		Workers: workerNames(), Operators: []string{"operator"}, Provision: "create",
 		WebhookRetries: webhooks.Push().Attempts, WebhookBase: span(webhooks.Push().Base), WebhookTimeout: span(webhooks.DefaultTimeout),
-		MaxRetries: fleet.DefaultMaxRetries, OnBlocked: fleet.OnBlockedReroute, Escalate: fleet.EscalateAuto,
+		MaxRetries: fleet.DefaultMaxRetries, MaxLosses: fleet.DefaultMaxLosses, OnBlocked: fleet.OnBlockedReroute, Escalate: fleet.EscalateAuto,
 		AlertRepeat: span(fleet.DefaultAlertRepeat), GiveUpAfter: span(fleet.DefaultGiveUpAfter),
-		AlertNext: span(chain.CallNext), AckTimeout: span(chain.AckTimeout),
+		AlertNext: span(chain.CallNext), WaitAlert: span(escalation.DefaultWaitAlert), AckTimeout: span(chain.AckTimeout),
 		GroupBy: escalation.DefaultGroupBy(), GroupWait: span(chain.GroupWait), GroupInterval: span(chain.GroupInterval),
 		LinkTTL: span(escalation.DefaultLinkTTL), HeartbeatEach: span(escalation.DefaultHeartbeat),
 		Tenant: auth.DefaultTenant, CalloutTTL: span(callout.DefaultTTL),

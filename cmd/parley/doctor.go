@@ -122,6 +122,9 @@ func (a *app) people(ctx context.Context, c *client, w *work) []finding {
 			list = append(list, a.heard(ctx, c, w.tasks, l.value.Alerts, len(s.value.Contacts) > 0))
 		}
 	}
+	if why, unread := call[fleet.TaskWaitingReply](ctx, c, "task", "waiting", struct{}{}); unread == nil {
+		list = append(list, a.silentWaits(why.value.Causes, err == nil && len(s.value.Contacts) > 0))
+	}
 	list = append(list, deadLetters(ctx, c.bus))
 	letters, err := call[fleet.WebhookListReply](ctx, c, "webhook", "list", fleet.WebhookList{State: fleet.DeliveryDead})
 	dead := judge("webhooks", err, "nothing undelivered", "parley serve --workers webhooks")

@@ -64,6 +64,7 @@ func healthy() answers {
 		"escalation.status": always(fleet.EscalationStatusReply{Contacts: []string{"oncall"}, Open: 1, Waiting: 2, ChangeLog: "/var/CHANGE.log", LogLines: 3}),
 		"escalation.list":   always(fleet.EscalationListReply{Alerts: []fleet.Alert{{AlertID: "a-1", Since: ago1(time.Minute)}}}),
 		"webhook.list":      always(fleet.WebhookListReply{}),
+		"task.waiting":      always(fleet.TaskWaitingReply{Ready: true}),
 	}
 }
 
@@ -110,6 +111,25 @@ func TestDoctor(t *testing.T) {
 		{"what mends it", func(a answers) {
 			a["escalation.status"] = always(fleet.EscalationStatusReply{ChangeLog: "/var/x/CHANGE.log", LogError: "read-only"})
 		}, "CHANGE.log", false, "nats stream view FLEET_ESCALATIONS"},
+		{"what waits unnoticed", nil, "waits", true, "no task waits for longer than 10m"},
+		{"what is silent", func(a answers) {
+			a["task.waiting"] = always(fleet.TaskWaitingReply{Causes: []fleet.WaitingCause{{
+				Waiting: fleet.Waiting{Why: fleet.WaitAway, Who: "bob"}, Tasks: 5, Silent: 2, Oldest: ago1(time.Hour), OldestSilent: ago1(20 * time.Minute),
+			}, {
+				Waiting: fleet.Waiting{Why: fleet.WaitBusy}, Tasks: 5, Silent: 5, OldestSilent: ago1(20 * time.Minute),
+			}}})
+		}, "waits", false, "of what waits nobody is notified: 2 tasks: agent bob is away, for 20m"},
+		{"nobody to notify", func(a answers) {
+			a["escalation.status"] = always(fleet.EscalationStatusReply{})
+			a["task.waiting"] = always(fleet.TaskWaitingReply{Causes: []fleet.WaitingCause{{
+				Waiting: fleet.Waiting{Why: fleet.WaitNoAgentYet, Who: "eve"}, Tasks: 5, Silent: 2, Oldest: ago1(time.Hour), OldestSilent: ago1(20 * time.Minute),
+			}}})
+		}, "waits", false, "5 tasks: no agent eve has announced itself yet, for 1h"},
+		{"silent, but for a moment", func(a answers) {
+			a["task.waiting"] = always(fleet.TaskWaitingReply{Causes: []fleet.WaitingCause{{
+				Waiting: fleet.Waiting{Why: fleet.WaitAway, Who: "bob", Since: ago1(time.Minute)}, Tasks: 2, Silent: 2, OldestSilent: ago1(20 * time.Minute),
+			}}})
+		}, "waits", true, "no task waits"},
 		{"dead letters", nil, "dead letters", true, "none"},
 		{"webhooks", nil, "webhooks", true, "nothing undelivered"},
 		{"no webhooks", func(a answers) { delete(a, "webhook.list") }, "webhooks", false, "parley serve --workers webhooks"},

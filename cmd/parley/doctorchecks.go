@@ -13,6 +13,7 @@ import (
 
 	"parley/bus"
 	"parley/subjects"
+	"parley/subjects/fleet"
 )
 
 // How bad a finding is, the worst first.
@@ -27,7 +28,7 @@ func badness(check string) string {
 	switch check {
 	case "connection", "streams", "writes", "sync", "access", "doors", "records", "contexts", "audit":
 		return critical
-	case "server", "copies", "replicas", "consumers", "disk", "store", "router", "workers", "escalation", "contacts", "told", "stuck work", "overdue", "runs":
+	case "server", "copies", "replicas", "consumers", "disk", "store", "router", "workers", "escalation", "contacts", "told", "waits", "stuck work", "overdue", "runs":
 		return major
 	}
 	return minor
@@ -359,6 +360,9 @@ func stuck(ctx context.Context, c *client) finding {
 	}
 	var bad []string
 	for _, q := range f.Classes {
+		if q.Why == fleet.WaitLimited {
+			continue // "waits" says whether that is noticed
+		}
 		if age := time.Duration(q.OldestSeconds * float64(time.Second)); age > waitsLong {
 			bad = append(bad, fmt.Sprintf("%d tasks that need %s, for %s", q.Depth, q.Class, roughly(age)))
 		}
@@ -367,7 +371,7 @@ func stuck(ctx context.Context, c *client) finding {
 		const most = 5
 		return finding{Check: "stuck work", Found: "nobody takes " + strings.Join(bad[:min(len(bad), most)], "; "), Then: then}
 	}
-	return finding{Check: "stuck work", OK: true, Found: fmt.Sprintf("%d tasks wait, none for longer than %s", f.Queued, waitsLong)}
+	return finding{Check: "stuck work", OK: true, Found: fmt.Sprintf("%d tasks wait, none for longer than %s but for limits of accounts", f.Queued, waitsLong)}
 }
 
 // access is whether strangers may come in.

@@ -205,11 +205,14 @@ func TestDoctorOfVersionsAndWork(t *testing.T) {
 		}
 		t.Cleanup(stop)
 	}
-	serve("fleet", "1.0.0", fleet.TaskFigures{Queued: 3, States: map[fleet.State]int{fleet.StateQueued: 3}, Classes: []fleet.ClassFigures{{Class: `mcp="moon"`, Depth: 3, OldestSeconds: 3600}, {Class: "any", Depth: 1, OldestSeconds: 5}}})
+	serve("fleet", "1.0.0", fleet.TaskFigures{Queued: 3, States: map[fleet.State]int{fleet.StateQueued: 3}, Classes: []fleet.ClassFigures{{Class: `mcp="moon"`, Depth: 3, OldestSeconds: 3600}, {Class: "limited", Depth: 1, OldestSeconds: 36000, Why: fleet.WaitLimited}, {Class: "any", Depth: 1, OldestSeconds: 5}}})
 	s := newShell(t, "NATS_URL="+server.URL())
 	m := findings(t, s, exitFailed)
 	wants(t, m, "versions", true, "workers 1.0.0")
-	wants(t, m, "stuck work", false, `3 tasks that need mcp="moon", for 1h`)
+	wants(t, m, "stuck work", false, `nobody takes 3 tasks that need mcp="moon", for 1h`)
+	if strings.Contains(m["stuck work"].Found, "limited") {
+		t.Errorf("what waits for a limit is stuck: %s", m["stuck work"].Found)
+	}
 	wants(t, m, "clocks", true, "agree")
 	wants(t, m, "access", true, "whoever is on this machine")
 	wants(t, m, "server", true, "JetStream API level")

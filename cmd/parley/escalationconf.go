@@ -39,7 +39,7 @@ func (a *app) newEscalation(b *bus.Bus, log *slog.Logger, here string) (*escalat
 			CallNext: time.Duration(c.AlertNext), AckTimeout: time.Duration(c.AckTimeout),
 		},
 		URL: cmp.Or(c.PublicURL, here), Key: []byte(c.LinkKey), LinkTTL: time.Duration(c.LinkTTL),
-		HeartbeatTo: c.HeartbeatTo, Heartbeat: time.Duration(c.HeartbeatEach),
+		WaitAlert: time.Duration(c.WaitAlert), HeartbeatTo: c.HeartbeatTo, Heartbeat: time.Duration(c.HeartbeatEach),
 	}
 	switch c.ChangeLog {
 	case "":

@@ -17,7 +17,7 @@ var (
 	taskQueued = fleet.TaskView{
 		TaskID: "t-queued", State: fleet.StateQueued, From: "alice", Priority: fleet.High,
 		Created: ago1(90 * time.Second), Updated: ago1(80 * time.Second), Deadline: noon.Add(71 * time.Hour), Seq: 1,
-		Brief: "Review\nthe parser", Reason: &fleet.Reason{Code: subjects.CodeAgentBusy, Message: "every agent that could do it has its hands full"},
+		Brief: "Review\nthe parser", Waiting: &fleet.Waiting{Why: fleet.WaitLimited, Who: "claude", Until: new(noon.Add(2*time.Hour + 5*time.Minute)), Since: ago1(time.Minute)},
 	}
 	taskWorking = fleet.TaskView{
 		TaskID: "t-working", State: fleet.StateInputRequired, From: "operator", Priority: fleet.Normal, Attempt: 2,
@@ -27,6 +27,12 @@ var (
 		Attempts: []fleet.Attempt{{
 			Attempt: 1, AgentID: "codex", InstanceID: "main", Ended: ago1(time.Hour), Code: subjects.CodeAgentLost,
 			Message: "not heard of for 30 s", Tokens: 345, Level: 2,
+		}, {
+			Attempt: 2, AgentID: "claude", InstanceID: "one", Ended: ago1(50 * time.Minute), Code: subjects.CodeAgentLost, Message: "killed",
+		}, {
+			Attempt: 3, AgentID: "claude", InstanceID: "one", Ended: ago1(40 * time.Minute), Code: subjects.CodeRateLimited, Message: "limit reached",
+		}, {
+			Attempt: 4, AgentID: "claude", InstanceID: "one", Ended: ago1(30 * time.Minute), Code: subjects.CodeAgentBusy, Message: "shutting down",
 		}},
 	}
 	taskDone = fleet.TaskView{
@@ -75,6 +81,19 @@ var agentList = fleet.AgentListReply{Agents: []fleet.AgentView{
 		Announce: fleet.Announce{Worker: fleet.Worker{AgentID: "hermes", InstanceID: "main"}},
 		LastSeen: ago1(2 * time.Hour),
 	},
+	{
+		Announce: fleet.Announce{Worker: fleet.Worker{AgentID: "pro", InstanceID: "main"}},
+		Live:     true, LastSeen: ago1(time.Second), Limit: &accountLimits.Limits[0],
+	},
+}}
+
+var accountLimits = fleet.AgentLimitsReply{Limits: []fleet.AccountLimit{
+	{
+		Account: "claude", By: "pro", Message: "usage limit reached", Since: ago1(time.Hour),
+		Until: noon.Add(2*time.Hour + 5*time.Minute), ProbeAt: noon.Add(2*time.Hour + 6*time.Minute),
+	},
+	{Account: "free", Tier: "opus", Since: ago1(time.Hour), Until: noon.Add(50 * time.Hour), ProbeAt: noon.Add(50 * time.Hour), Step: 3},
+	{Account: "open", Since: ago1(time.Hour), Until: ago1(time.Minute), ProbeAt: ago1(time.Second)},
 }}
 
 var events = fleet.TaskEventsReply{Events: []fleet.Event{
@@ -99,6 +118,7 @@ var events = fleet.TaskEventsReply{Events: []fleet.Event{
 
 var explanation = fleet.TaskExplanation{
 	TaskID: "t-working", State: fleet.StateWorking, Summary: "claude/one holds it, attempt 2",
+	Waiting: &fleet.Waiting{Why: fleet.WaitAway, Who: "bob", Message: "last heard Friday"},
 	Agents: []fleet.AgentVerdict{
 		{AgentID: "claude", InstanceID: "one", Eligible: true, Order: 1, Holder: true},
 		{AgentID: "gemini", InstanceID: "main", Eligible: true, Order: 2},
@@ -137,6 +157,8 @@ func fixtures() answers {
 		"task.cancel":  get,
 		"task.answer":  get,
 		"agent.list":   always(agentList),
+		"agent.limits": always(accountLimits),
+		"agent.lift":   always(accountLimits),
 		"agent.drain":  always(fleet.AgentListReply{Agents: agentList.Agents[:1]}),
 		"agent.resume": always(fleet.AgentListReply{}),
 	}
@@ -174,6 +196,11 @@ func TestGoldenOutput(t *testing.T) {
 		{"agent-ls", []string{"agent", "ls"}, 0},
 		{"agent-ls-wide", []string{"agent", "ls", "-o", "wide"}, 0},
 		{"agent-ls-live-jsonl", []string{"agent", "ls", "--live", "-o", "jsonl"}, 0},
+		{"task-ls-waiting", []string{"task", "ls", "--waiting"}, 0},
+		{"agent-limits", []string{"agent", "limits"}, 0},
+		{"agent-limits-lift", []string{"agent", "limits", "--lift", "claude"}, 0},
+		{"agent-limits-jsonl", []string{"agent", "limits", "-o", "jsonl"}, 0},
+		{"agent-get-limited", []string{"agent", "get", "pro"}, 0},
 		{"agent-get", []string{"agent", "get", "claude"}, 0},
 		{"agent-drain", []string{"agent", "drain", "claude"}, 0},
 		{"agent-resume", []string{"agent", "resume", "claude"}, 0},

@@ -49,7 +49,7 @@ func TestSendTerms(t *testing.T) {
 	s.run(t, "task", "send", "Review", "pull request 7",
 		"--id", "t1", "--key", "k1", "--priority", "high", "--type", "review", "--mcp", "github,search", "--cap", "review",
 		"--tier", "opus", "-l", "zone=eu", "-l", "gpu=no", "--clean-repo", "--agent", "claude", "--alt", "codex,hermes",
-		"--budget", "20000", "--deadline", "2026-11-22T13:30:00Z", "--attempt-timeout", "10m", "--max-retries", "0", "--on-blocked", "wait",
+		"--budget", "20000", "--deadline", "2026-11-22T13:30:00Z", "--attempt-timeout", "10m", "--max-retries", "0", "--max-losses", "5", "--on-blocked", "wait",
 		"--escalate", "never", "--reply", "json", "--schema", schema, "--run", "r1",
 		"--session", "a2a-20251122T120000Z-7f3a9c21").check(t, 0, "t1\n", "parley task watch t1")
 	golden(t, "dispatch-terms", indented(json.RawMessage(got()))+"\n")

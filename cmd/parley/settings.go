@@ -24,7 +24,7 @@ var (
 		"webhook-timeout", "webhook-check",
 		"http-cert", "http-key", "http-client-ca", "a2a-url", "a2a-nats-url", "a2a-name", "a2a-tokens", "a2a-issuer", "a2a-audience",
 		"a2a-open", "a2a-origins", "a2a-rate", "a2a-push-endpoint", "a2a-without", "a2a-require", "a2a-key", "a2a-registry", "a2a-registry-token", "a2a-registry-each", "a2e-listen", "a2e-tokens", "a2e-max-parallel", "serve-mcp", "mcp-escalations", "metrics-log", "metrics-interval", "otlp-endpoint", "otlp-headers",
-		"max-retries", "on-blocked", "escalate", "alert-repeat", "give-up-after", "alert-contacts", "alert-next", "ack-timeout",
+		"max-retries", "max-losses", "on-blocked", "escalate", "alert-repeat", "give-up-after", "alert-contacts", "alert-next", "wait-alert", "ack-timeout",
 		"group-by", "group-wait", "group-interval", "change-log", "public-url", "link-key", "link-ttl", "heartbeat-to", "heartbeat-each",
 		"require-signatures", "require-identity", "seal-key", "callout-issuer", "callout-xkey", "callout-account", "callout-ttl",
 		"run-output", "mesh-hops", "mesh-pair-rate", "mesh-agent-rate",

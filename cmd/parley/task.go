@@ -16,6 +16,9 @@ import (
 // waitFor is how long one task wait call stays open.
 const waitFor = 20 * time.Second
 
+// firstWait is how long the first of them does.
+const firstWait = 2 * time.Second
+
 // waitPause is between two of them, for a router that answers at once because
 // it is about to go.
 const waitPause = 100 * time.Millisecond
@@ -108,6 +111,7 @@ func (a *app) taskList() *cobra.Command {
 	cmd.Flags().StringToStringVarP(&q.Labels, "label", "l", nil, "only tasks that ask for these labels, as k=v")
 	cmd.Flags().StringVar(&ago, "since", "", "only tasks sent since: 2h ago, or 2026-05-31T21:00:00Z")
 	cmd.Flags().StringVar(&q.Text, "text", "", "only tasks with this text in their brief, type, id or reason")
+	cmd.Flags().BoolVar(&q.Waiting, "waiting", false, "only tasks that wait to be offered, or for a human, and why")
 	cmd.Flags().IntVarP(&q.Limit, "limit", "n", 100, "how many at most")
 	states := []string{string(fleet.StateQueued), string(fleet.StateWorking), string(fleet.StateInputRequired)}
 	for _, o := range outcomes {
@@ -166,9 +170,12 @@ func (a *app) wait(ctx context.Context, c *client, id subjects.TaskID, limit tim
 	}
 	patient := *c
 	patient.timeout = waitFor + c.timeout
-	told := false
-	for {
+	told, why := false, ""
+	for first := true; ; first = false {
 		stay := waitFor
+		if first {
+			stay = firstWait // says soon why it waits
+		}
 		if limit > 0 {
 			stay = min(stay, max(limit-a.now().Sub(begin), 0))
 		}
@@ -179,6 +186,10 @@ func (a *app) wait(ctx context.Context, c *client, id subjects.TaskID, limit tim
 			return r, nil
 		case err == nil:
 			told, pause = false, waitPause
+			if s := a.waits(r.value.Waiting); s != why && s != "" {
+				a.notice("waiting: %s", printable(s))
+				why = s
+			}
 		case ctx.Err() != nil:
 			return r, interrupted(ctx, id)
 		case !away(err):

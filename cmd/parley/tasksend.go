@@ -29,7 +29,7 @@ type terms struct {
 	budget, sessionBudget, runBudget         int64
 	timeout                                  time.Duration
 	alertRepeat, giveUpAfter                 time.Duration
-	retries                                  int
+	retries, losses                          int
 	cleanRepo                                bool
 }
 
@@ -51,6 +51,7 @@ func (t *terms) bind(fs *pflag.FlagSet) {
 	fs.StringVar(&t.deadline, "deadline", "", "when it must have ended: 30m from now, or 2026-05-31T21:00:00Z; beside --id or --key a time alone")
 	fs.DurationVar(&t.timeout, "attempt-timeout", 0, "how long one attempt may take")
 	fs.IntVar(&t.retries, "max-retries", fleet.DefaultMaxRetries, "attempts with the same agent after the first")
+	fs.IntVar(&t.losses, "max-losses", fleet.DefaultMaxLosses, "agents that may be lost in a row before a human decides")
 	fs.StringVar(&t.onBlocked, "on-blocked", "", "when nobody can do it: reroute, wait, fail or escalate")
 	fs.StringVar(&t.escalate, "escalate", "", "whether to wait for a human: auto, always or never")
 	fs.DurationVar(&t.alertRepeat, "alert-repeat", fleet.DefaultAlertRepeat, "people are called again after this")
@@ -115,8 +116,8 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 	if fs.Changed("give-up-after") {
 		d.Task.GiveUpAfter = t.giveUpAfter.Seconds()
 	}
-	if fs.Changed("max-retries") {
-		d.Task.MaxRetries = &t.retries
+	if err := t.applyCounts(d, fs); err != nil {
+		return err
 	}
 	if fs.Changed("deadline") {
 		at, err := moment("--deadline", t.deadline, now)
@@ -138,6 +139,20 @@ func (t *terms) apply(d *fleet.Dispatch, fs *pflag.FlagSet, now time.Time) error
 			return usage("--schema %s holds no JSON", t.schema)
 		}
 		d.Task.ResultSchema = data
+	}
+	return nil
+}
+
+// applyCounts writes how often the task may be tried again.
+func (t *terms) applyCounts(d *fleet.Dispatch, fs *pflag.FlagSet) error {
+	if fs.Changed("max-retries") {
+		d.Task.MaxRetries = &t.retries
+	}
+	if fs.Changed("max-losses") {
+		if t.losses < 1 {
+			return usage("--max-losses %d: expected 1 or more", t.losses)
+		}
+		d.Task.MaxLosses = t.losses
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -32,11 +33,15 @@ func (a *app) printTasks(r reply[fleet.TaskListReply], asked fleet.TaskList) err
 		a.notice("no tasks; parley task send BRIEF makes one")
 		return nil
 	}
-	header := []string{"Task", "State", "Brief", "Agent", "Age", "Tokens", "Attempt", "Priority", "Reason"}
+	waits := "Reason"
+	if asked.Waiting {
+		waits = "Waiting"
+	}
+	header := []string{"Task", "State", "Brief", "Agent", "Age", "Tokens", "Attempt", "Priority", waits}
 	if a.wide() {
 		header = append(header, "From", "Run", "Session", "Updated", "Deadline", "Seq")
 	}
-	g := a.grid(tasksTitle(&r.value), header, "Brief", "Reason")
+	g := a.grid(tasksTitle(&r.value), header, "Brief", waits)
 	ids := shortIDs(r.value.Tasks)
 	for i := range r.value.Tasks {
 		t := &r.value.Tasks[i]
@@ -46,7 +51,7 @@ func (a *app) printTasks(r reply[fleet.TaskListReply], asked fleet.TaskList) err
 		}
 		row := []any{
 			id, a.state(t.State), oneLine(t.Brief), who(t.AgentID, t.InstanceID), a.when(t.Created),
-			thousands(t.TokensSpent), t.Attempt, string(t.Priority), oneLine(reason(t.Reason)),
+			thousands(t.TokensSpent), t.Attempt, string(t.Priority), oneLine(a.reasonOf(t, asked.Waiting)),
 		}
 		if a.wide() {
 			row = append(row, string(t.From), runAndNode(t), string(t.SessionID), a.when(t.Updated), a.when(t.Deadline), t.Seq)
@@ -92,6 +97,7 @@ func (a *app) printTask(r reply[fleet.TaskView]) error {
 	g := a.card("Task " + string(t.TaskID))
 	g.add("State", a.state(t.State))
 	g.fact("Reason", reason(t.Reason))
+	g.fact("Waiting", a.waits(t.Waiting))
 	g.fact("From", string(t.From))
 	g.fact("Priority", string(t.Priority))
 	g.fact("Agent", who(t.AgentID, t.InstanceID))
@@ -144,7 +150,7 @@ func (a *app) printTask(r reply[fleet.TaskView]) error {
 		g := a.grid("Attempts that ended", []string{"#", "Agent", "Ended", "Code", "Tokens", "Then", "Message"}, "Message")
 		for _, at := range t.Attempts {
 			g.add(at.Attempt, who(at.AgentID, at.InstanceID), a.when(at.Ended), string(at.Code),
-				thousands(at.Tokens), level(at.Level), oneLine(at.Message))
+				thousands(at.Tokens), level(at.Level, at.Code), oneLine(at.Message))
 		}
 		g.print()
 	}
@@ -158,10 +164,16 @@ func deref(t *time.Time, otherwise time.Time) time.Time {
 	return *t
 }
 
-// level says what escalation answered to a failed attempt.
-func level(n int) string {
+// level says what escalation answered to an attempt that ended with code.
+func level(n int, code subjects.Code) string {
 	switch n {
 	case 0:
+		switch class := escalation.ClassOf(code); {
+		case class == escalation.ClassLoss:
+			return "lost, queued again"
+		case class == escalation.ClassCapacity:
+			return "limited, queued again"
+		}
 		return "handed back"
 	case 1:
 		return "same agent"
@@ -355,6 +367,9 @@ func (a *app) printExplanation(r reply[fleet.TaskExplanation]) error {
 	}
 	x := &r.value
 	a.notice("task %s: %s", x.TaskID, printable(x.Summary))
+	if s := a.waits(x.Waiting); s != "" {
+		a.notice("waiting: %s", printable(s))
+	}
 	if len(x.Agents) == 0 {
 		a.notice("no agent has announced itself; parley agent run --id NAME --driver echo starts one")
 		return nil

@@ -27,7 +27,7 @@ func TestThePageOfMetrics(t *testing.T) {
 	page := regexp.MustCompile(`http://127\.0\.0\.1:\d+`).FindString(j.stdout.String())
 	all := []string{
 		`parley_tasks_total{outcome="done",priority="high"} 1`, `parley_tasks_received_total{priority="normal"} 1`,
-		`parley_attempts_total{code="ok",level="0"} 1`, `parley_task_wait_seconds_count{priority="high"} 1`,
+		`parley_attempts_total{class="ok",code="ok",level="0"} 1`, `parley_task_wait_seconds_count{priority="high"} 1`,
 		`parley_tasks{state="queued"} 1`, `parley_queue_depth{class="mcp=`, `parley_agents{state="idle",tier="none"} 1`,
 		`parley_waiting_for_human 0`, `parley_leases 0`,
 		`parley_source_up{source="router"} 1`, `parley_source_up{source="webhooks"} 1`, `parley_source_up{source="registry"} 1`,

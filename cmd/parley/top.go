@@ -39,7 +39,7 @@ what is there now.`,
 			if a.json() {
 				return a.printValue(look)
 			}
-			a.print(strings.TrimRight((&top{now: look, width: 100}).render(), "\n"))
+			a.print(strings.TrimRight((&top{now: look, width: 100, clock: a.timeOfDay}).render(), "\n"))
 			return nil
 		}),
 	}
@@ -98,7 +98,7 @@ func told[T any](ctx context.Context, c *client, service string) ([]T, error) {
 
 // watchTop draws until q.
 func (a *app) watchTop(ctx context.Context, c *client, every time.Duration) error {
-	m := &top{every: every, ask: func() (*look, error) { return lookAt(ctx, c) }}
+	m := &top{every: every, clock: a.timeOfDay, ask: func() (*look, error) { return lookAt(ctx, c) }}
 	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(a.stdin), tea.WithOutput(a.stdout), tea.WithEnvironment(a.environ)).Run()
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil || errors.Is(err, tea.ErrInterrupted) {
 		return nil // a signal ends it as q does
@@ -110,6 +110,7 @@ func (a *app) watchTop(ctx context.Context, c *client, every time.Duration) erro
 type top struct {
 	ask   func() (*look, error)
 	every time.Duration
+	clock func(time.Time) string // writes a time of day, as people here read it
 
 	now, before   *look // the last two looks; nil: none yet
 	err           error // of the last try
@@ -215,6 +216,16 @@ func (t *top) fill(say func(string, ...any)) {
 	}
 	say("")
 	t.fillAgents(say)
+	for _, l := range f.Limits[:min(len(f.Limits), 5)] {
+		say("Limit        %s", limitLine(&l, t.clock))
+	}
+	var whys []string
+	for _, w := range f.Waiting {
+		whys = append(whys, fmt.Sprintf("%d %s", w.Tasks, w.Why))
+	}
+	if len(whys) > 0 {
+		say("They wait    %s", strings.Join(whys, ", "))
+	}
 	say("")
 	if len(f.Classes) == 0 {
 		say("Nothing waits")

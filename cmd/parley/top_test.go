@@ -22,9 +22,14 @@ func TestTopDraws(t *testing.T) {
 			Since: at.Add(-time.Hour), Received: received, Completed: 7, Failed: 2, Canceled: 1, Queued: 5,
 			States:  map[fleet.State]int{fleet.StateQueued: 5, fleet.StateWorking: 3, fleet.StateInputRequired: 1},
 			Classes: []fleet.ClassFigures{{Class: `tier="opus"`, Depth: 4, OldestSeconds: 75.5}, {Class: "any\x1b[31m", Depth: 1, OldestSeconds: 2}},
+			Waiting: []fleet.WaitingFigures{{Why: fleet.WaitBusy, Tasks: 1}, {Why: fleet.WaitLimited, Tasks: 4}},
+			Limits: []fleet.LimitFigures{
+				{Account: "claude", Reset: at.Add(2 * time.Hour), Tasks: 4, Late: 1},
+				{Account: "free", Reset: at, Guessed: true},
+			},
 		}}
 	}
-	m := &top{ask: func() (*look, error) { return nil, errors.New("gone") }, every: time.Second}
+	m := &top{ask: func() (*look, error) { return nil, errors.New("gone") }, every: time.Second, clock: func(t time.Time) string { return t.Format("15:04") }}
 	tell := func(msg tea.Msg) tea.Cmd {
 		_, cmd := m.Update(msg)
 		return cmd

@@ -41,7 +41,7 @@ func (a *app) worker(name string, b *bus.Bus, log *slog.Logger, h *health, m *me
 			Bus: b, Sessions: sessionContext{b}, MaxQueued: c.MaxQueued, KeepEnded: c.KeepEnded, Log: log, Version: semver(),
 			Operators: a.operators(), HumanContact: len(a.contacts()) > 0,
 			Policy: router.Policy{
-				MaxRetries: &c.MaxRetries, OnBlocked: c.OnBlocked, Escalate: c.Escalate,
+				MaxRetries: &c.MaxRetries, MaxLosses: c.MaxLosses, OnBlocked: c.OnBlocked, Escalate: c.Escalate,
 				AlertRepeat: time.Duration(c.AlertRepeat), GiveUpAfter: time.Duration(c.GiveUpAfter),
 			},
 		}

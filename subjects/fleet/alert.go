@@ -42,7 +42,9 @@ type Alert struct {
 	Count   int         `json:"count,omitzero"`
 	Tasks   []AlertTask `json:"tasks,omitempty"`  // oldest first
 	Omitted int         `json:"omitted,omitzero"` // how many more there are
-	Unknown Unknown     `json:",unknown"`
+	// Waiting is why tasks wait that ask no human anything, instead of Tasks.
+	Waiting *WaitingCause `json:"waiting,omitempty"`
+	Unknown Unknown       `json:",unknown"`
 }
 
 // AlertAnswer is what a human decided about all tasks of an alert.

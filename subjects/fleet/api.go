@@ -135,7 +135,8 @@ type TaskView struct {
 // Waiting says why a task waits. It is computed when it is read.
 type Waiting struct {
 	Why     string     `json:"why"`
-	Until   *time.Time `json:"until,omitempty"` // when the cause ends, where that is known
+	Until   *time.Time `json:"until,omitempty"`  // when the cause ends, where that is known
+	Guessed bool       `json:"guessed,omitzero"` // limited: nobody named Until; the account is tried again then
 	Since   time.Time  `json:"since,omitzero"`
 	Who     string     `json:"who,omitempty"` // the agent; limited: the account
 	Message string     `json:"message,omitempty"`
@@ -156,20 +157,23 @@ const (
 // WaitingCause is one reason for which tasks wait in the fleet.
 type WaitingCause struct {
 	Waiting
-	Class    string          `json:"class"` // of one of the tasks: what they ask for
+	Class    string          `json:"class"` // of the oldest of the tasks: what it asks for
 	Tasks    int             `json:"tasks"`
 	Silent   int             `json:"silent,omitzero"`   // of them, of which nobody is to be told (escalate: never)
 	Late     int             `json:"late,omitzero"`     // of the others, whose deadline comes before Until
 	Oldest   time.Time       `json:"oldest,omitzero"`   // when the oldest of the others was dispatched
 	Deadline time.Time       `json:"deadline,omitzero"` // the first of theirs
-	TaskID   subjects.TaskID `json:"task_id,omitempty"` // one of them
+	TaskID   subjects.TaskID `json:"task_id,omitempty"` // that one
+	// OldestSilent is when the oldest of the silent ones was dispatched.
+	OldestSilent time.Time `json:"oldest_silent,omitzero"`
 }
 
 // TaskWaitingReply is the reply to task waiting, which has no request: why tasks
 // wait, as one router sees it.
 type TaskWaitingReply struct {
 	Causes []WaitingCause `json:"causes"`
-	Ready  bool           `json:"ready"` // the router has listened for as long as it needs to judge
+	Ready  bool           `json:"ready"`         // the router has listened for as long as it needs to judge
+	More   bool           `json:"more,omitzero"` // there are more causes than these
 }
 
 // AgentLimits asks for the limits of accounts (agent limits), or ends those of one
@@ -194,7 +198,8 @@ type SharedBudget struct {
 
 // TaskList asks for the tasks that live and those that ended lately: task list.
 type TaskList struct {
-	State   State            `json:"state,omitempty"` // only these
+	State   State            `json:"state,omitempty"`  // only these
+	Waiting bool             `json:"waiting,omitzero"` // only those that wait: queued, or for a human
 	AgentID subjects.AgentID `json:"agent_id,omitempty"`
 	From    subjects.AgentID `json:"from,omitempty"`
 	Since   *time.Time       `json:"since,omitempty"`   // created then or later
@@ -225,6 +230,7 @@ type TaskExplanation struct {
 	TaskID  subjects.TaskID `json:"task_id"`
 	State   State           `json:"state"`
 	Summary string          `json:"summary"`
+	Waiting *Waiting        `json:"waiting,omitempty"` // why it waits, where it does
 	Agents  []AgentVerdict  `json:"agents"`
 	Omitted int             `json:"omitted,omitzero"` // agents that are not eligible, left out of a long list
 }

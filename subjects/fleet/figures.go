@@ -18,6 +18,31 @@ type TaskFigures struct {
 	States  map[State]int  `json:"tasks_by_state,omitempty"`
 	Leases  int            `json:"leases"`
 	Classes []ClassFigures `json:"queues,omitempty"`
+
+	// Waiting are the tasks that wait to be offered, by why; Limits the limits of
+	// accounts that hold up most tasks. The whole fleet's, too.
+	Waiting []WaitingFigures `json:"waiting,omitempty"`
+	Limits  []LimitFigures   `json:"account_limits,omitempty"`
+}
+
+// WaitingFigures are the tasks that wait for one kind of reason (a WaitBusy and so
+// on).
+type WaitingFigures struct {
+	Why           string  `json:"why"`
+	Tasks         int     `json:"tasks"`
+	OldestSeconds float64 `json:"oldest_seconds"`
+}
+
+// MaxLimits is how many accounts TaskFigures tells of.
+const MaxLimits = 50
+
+// LimitFigures are those of an account that is limited, one model tier or all.
+type LimitFigures struct {
+	Account string    `json:"account"`
+	Reset   time.Time `json:"reset"`
+	Guessed bool      `json:"guessed,omitzero"`    // nobody named Reset
+	Tasks   int       `json:"tasks,omitzero"`      // that wait for it
+	Late    int       `json:"late_tasks,omitzero"` // of them, whose deadline comes before Reset
 }
 
 // MaxClasses is how many queues TaskFigures tells of.
@@ -29,6 +54,7 @@ type ClassFigures struct {
 	Class         string  `json:"class"`
 	Depth         int     `json:"depth"`
 	OldestSeconds float64 `json:"oldest_seconds"`
+	Why           string  `json:"why,omitempty"` // they wait: a WaitBusy and so on
 }
 
 // AgentFigures are what a registry tells of the fleet.
@@ -104,7 +130,7 @@ func (f *Figures) AddTasks(t *TaskFigures) {
 	f.Canceled += t.Canceled
 	f.Failed += t.Failed
 	if len(t.States) > 0 && (len(f.States) == 0 || t.Queued >= f.Queued) {
-		f.States, f.Leases, f.Classes = t.States, t.Leases, t.Classes
+		f.States, f.Leases, f.Classes, f.Waiting, f.Limits = t.States, t.Leases, t.Classes, t.Waiting, t.Limits
 	}
 	f.Queued = max(f.Queued, t.Queued)
 }

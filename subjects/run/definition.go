@@ -54,6 +54,7 @@ type Node struct {
 	Requirements *fleet.Requirements `json:"requirements,omitempty"`
 	Alternatives []subjects.AgentID  `json:"alternatives,omitempty"`
 	MaxRetries   *int                `json:"max_retries,omitempty"`
+	MaxLosses    int                 `json:"max_losses,omitzero"` // as in a dispatch
 	TokenBudget  int64               `json:"token_budget,omitzero"`
 	ResultSchema json.RawMessage     `json:"result_schema,omitzero"`
 	OnBlocked    string              `json:"on_blocked,omitempty"` // as in a dispatch
@@ -328,7 +329,7 @@ func (n *Node) Dispatch(d *Definition) *fleet.Dispatch {
 		Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version}, Brief: n.Brief,
 		Task: fleet.Task{
 			Priority: d.Priority, TokenBudget: n.TokenBudget, Type: d.TaskType, TimeoutSeconds: n.Timeout,
-			MaxRetries: n.MaxRetries, Agent: n.AgentID, Alternatives: n.Alternatives, OnBlocked: n.OnBlocked,
+			MaxRetries: n.MaxRetries, MaxLosses: n.MaxLosses, Agent: n.AgentID, Alternatives: n.Alternatives, OnBlocked: n.OnBlocked,
 			ResultSchema: n.ResultSchema, Escalate: fleet.EscalateNever,
 		},
 	}

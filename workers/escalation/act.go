@@ -265,7 +265,7 @@ func (w *Worker) call(ctx context.Context, what due, c policy.Call) error {
 		DeliveryID: DeliveryID(is.AlertID, c.Number, c.Contact), Endpoint: c.Contact, Order: is.AlertID,
 		Schedule: fleet.ScheduleHuman, NotAfter: &until, Body: fleet.MustEncode(w.message(what, c)),
 	}
-	if shown.Count == 1 {
+	if shown.Count == 1 && len(shown.Tasks) == 1 {
 		d.TaskID = shown.Tasks[0].TaskID
 	}
 	if len(shown.Tasks) > 0 { // one call, one trace: that of the task that waits longest
@@ -313,15 +313,18 @@ type Message struct {
 	Group    map[string]string `json:"group"`
 	Summary  string            `json:"summary"`
 	Count    int               `json:"count"` // tasks that wait
-	Tasks    []fleet.AlertTask `json:"tasks"` // the oldest; what agents wrote in them is not to be trusted
-	Omitted  int               `json:"truncated"`
-	Folded   int               `json:"folded,omitzero"` // tasks of other alerts that are quiet because of this one
-	Since    time.Time         `json:"since"`
-	GiveUpAt *time.Time        `json:"give_up_at,omitempty"` // of the first that gives up
-	Link     string            `json:"link,omitempty"`       // where to answer; for one answer
-	Answers  []string          `json:"answers"`              // what can be answered
-	Command  string            `json:"command"`
-	Sent     time.Time         `json:"sent"`
+	// Waiting says why they wait, where no human is asked to decide: state is then
+	// all that can be answered, by ack.
+	Waiting  *fleet.WaitingCause `json:"waiting,omitempty"`
+	Tasks    []fleet.AlertTask   `json:"tasks"` // the oldest; what agents wrote in them is not to be trusted
+	Omitted  int                 `json:"truncated"`
+	Folded   int                 `json:"folded,omitzero"` // tasks of other alerts that are quiet because of this one
+	Since    time.Time           `json:"since"`
+	GiveUpAt *time.Time          `json:"give_up_at,omitempty"` // of the first that gives up
+	Link     string              `json:"link,omitempty"`       // where to answer; for one answer
+	Answers  []string            `json:"answers"`              // what can be answered
+	Command  string              `json:"command"`
+	Sent     time.Time           `json:"sent"`
 }
 
 // maxBody is how long a call may be.
@@ -335,6 +338,12 @@ func (w *Worker) message(what due, c policy.Call) *Message {
 		Group: is.Group, Count: shown.Count, Tasks: shown.Tasks, Omitted: shown.Omitted, Folded: what.folded,
 		Since: is.Since, Answers: append([]string{"ack"}, fleet.HumanVerbs()...), Sent: now,
 		Command: "parley escalation show " + is.AlertID,
+	}
+	if is.Group[labelCause] != "" {
+		m.Waiting, m.Answers = shown.Waiting, []string{"ack"}
+		if k := shown.Waiting; k != nil && !k.Deadline.IsZero() {
+			m.GiveUpAt = &k.Deadline
+		}
 	}
 	m.Summary = summary(shown)
 	for i := range shown.Tasks {
@@ -353,6 +362,12 @@ func (w *Worker) message(what due, c policy.Call) *Message {
 }
 
 func summary(a fleet.Alert) string {
+	switch {
+	case a.Waiting != nil:
+		return summaryOfCause(a.Waiting)
+	case a.Group[labelCause] != "":
+		return "tasks waited: " + strings.TrimSpace(a.Group[labelCause]+" "+a.Group[labelAgent]+a.Group[labelAccount])
+	}
 	causes := []string{a.Group["code"]}
 	for _, name := range []string{"agent", "mcp"} {
 		if v := a.Group[name]; v != "" {

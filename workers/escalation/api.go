@@ -213,13 +213,16 @@ func (w *Worker) apiDecide(verb string) func(context.Context, subjects.AgentID, 
 	}
 }
 
-// labels are those that alerts may have: agent gives way to mcp where the
-// servers are not healthy.
+// labels are those that alerts may have: agent gives way to mcp where the servers
+// are not healthy; those about tasks that wait have labels of their own.
 func (w *Worker) labels() []string {
-	if slices.Contains(w.cfg.GroupBy, "agent") && !slices.Contains(w.cfg.GroupBy, "mcp") {
-		return append(slices.Clone(w.cfg.GroupBy), "mcp")
+	all := slices.Clone(w.cfg.GroupBy)
+	if slices.Contains(all, labelAgent) {
+		all = append(all, "mcp")
 	}
-	return w.cfg.GroupBy
+	all = append(all, labelAgent, labelCause, labelAccount)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // Refusals that are kept one by one: whoever forges links by the thousand fills
@@ -245,7 +248,7 @@ func (w *Worker) Figures() fleet.AlertFigures {
 	defer w.mu.Unlock()
 	f.Waiting = len(w.view.byTask)
 	for _, g := range w.view.groups {
-		if len(g.tasks) > 0 {
+		if len(g.tasks) > 0 || g.cause != nil && g.cause.Notify {
 			f.Alerts++
 		}
 	}

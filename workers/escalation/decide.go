@@ -80,6 +80,9 @@ func (w *Worker) decideGroup(ctx context.Context, id, alert string, answer fleet
 	if err := open(a, alert); err != nil {
 		return nil, err
 	}
+	if a.Group[labelCause] != "" {
+		return nil, w.refuseDecision(a)
+	}
 	answer.AnswerID = a.AlertID + "-" + strconv.FormatInt(answer.Time.UnixMilli(), 36)
 	a.Answer = &answer
 	if !w.claim(id) {

@@ -37,6 +37,7 @@ func TestGuide(t *testing.T) {
 		"PARLEY_ALERT_REPEAT": short(fleet.DefaultAlertRepeat), "PARLEY_GIVE_UP_AFTER": short(fleet.DefaultGiveUpAfter),
 		"PARLEY_LINK_TTL": short(escalation.DefaultLinkTTL), "PARLEY_HEARTBEAT_EACH": short(escalation.DefaultHeartbeat),
 		"PARLEY_GROUP_BY": strings.Join(escalation.DefaultGroupBy(), ","), "PARLEY_MAX_RETRIES": strconv.Itoa(fleet.DefaultMaxRetries),
+		"PARLEY_WAIT_ALERT": short(escalation.DefaultWaitAlert), "PARLEY_MAX_LOSSES": strconv.Itoa(fleet.DefaultMaxLosses),
 	}
 	_, table, _ := strings.Cut(string(page), "## Defaults")
 	table, _, _ = strings.Cut(table, "\n\nA dispatch")

@@ -37,6 +37,7 @@ type world struct {
 	resumes  []fleet.TaskResume
 	refusing *subjects.Error // what task resume is answered with
 	silent   bool            // task resume is not answered
+	causes   fleet.TaskWaitingReply
 }
 
 // stored is a record and where it is.
@@ -58,6 +59,14 @@ func newWorld(t *testing.T, srv *bustest.Server) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = sub.Unsubscribe(); w.asked.Wait() })
+	if sub, err = w.bus.Subscribe(subjects.API(escalation.Self, "task", "waiting"), "routers", func(m bus.Msg) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		_ = m.Respond(fleet.MustEncode(w.causes), nil)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
 	if sub, err = w.bus.Subscribe(subjects.WebhookPattern, "", w.onDelivery); err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +115,13 @@ func (w *world) reach(can bool) {
 	for _, d := range late {
 		w.became(d, fleet.DeliveryDelivered)
 	}
+}
+
+// waits says why tasks wait, as a router that knows.
+func (w *world) waits(causes ...fleet.WaitingCause) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.causes = fleet.TaskWaitingReply{Causes: causes, Ready: true}
 }
 
 // worker starts an escalation worker; the function stops it.

@@ -41,6 +41,7 @@ type page struct {
 	Alert          *fleet.Alert
 	By             string
 	Form           string // the request id of what the form answers, "": there is none
+	Decide         bool   // there is something to decide, beside who sees to it
 }
 
 func (w *Worker) getLink(rw http.ResponseWriter, r *http.Request) {
@@ -53,7 +54,7 @@ func (w *Worker) getLink(rw http.ResponseWriter, r *http.Request) {
 		w.fail(rw, err)
 		return
 	}
-	p := page{Title: summary(*a), Alert: a, By: c.by(), Form: strings.ToLower(rand.Text())}
+	p := page{Title: summary(*a), Alert: a, By: c.by(), Form: strings.ToLower(rand.Text()), Decide: a.Group[labelCause] == ""}
 	if err := open(a, c.Alert); err != nil {
 		p.Form, p.Message = "", subjects.AsError(err).Message
 	}
@@ -208,11 +209,12 @@ label{display:block}small{opacity:.75}
 <b>{{.Code}}</b>: {{.Message}}<br>
 {{range .Tried}}<small>attempt {{.Attempt}} by {{.AgentID}}: {{.Code}} {{.Message}}</small><br>{{end}}
 <small>gives up at {{.GiveUpAt.Format "2006-01-02 15:04:05"}} UTC</small></article>{{end}}
-{{with .Omitted}}<p>and {{.}} more</p>{{end}}{{end}}
+{{with .Omitted}}<p>and {{.}} more</p>{{end}}
+{{with .Waiting}}<p>{{.Remedy}}; <code>parley task cancel TASK</code> ends a task. They go on by themselves.</p>{{end}}{{end}}
 {{with .Form}}<p>You answer as <b>{{$.By}}</b>, for all of them, once.</p>
-<form method="post"><input type="hidden" name="request" value="{{.}}"><button name="verb" value="ack">I see to it</button><button name="verb" value="retry">Try again</button><button name="verb" value="cancel">Cancel</button></form>
-<form method="post"><input type="hidden" name="request" value="{{.}}"><label>Give it to agent <input name="agent_id" required maxlength="64" pattern="[A-Za-z0-9_\-]+"></label><button name="verb" value="reassign">Reassign</button></form>
+<form method="post"><input type="hidden" name="request" value="{{.}}"><button name="verb" value="ack">I see to it</button>{{if $.Decide}}<button name="verb" value="retry">Try again</button><button name="verb" value="cancel">Cancel</button>{{end}}</form>
+{{if $.Decide}}<form method="post"><input type="hidden" name="request" value="{{.}}"><label>Give it to agent <input name="agent_id" required maxlength="64" pattern="[A-Za-z0-9_\-]+"></label><button name="verb" value="reassign">Reassign</button></form>
 <form method="post"><input type="hidden" name="request" value="{{.}}"><label>Try again, knowing that <textarea name="text" rows="4" required></textarea></label><button name="verb" value="answer">Answer</button></form>
 <form method="post"><input type="hidden" name="request" value="{{.}}"><label>The result, as text or JSON <textarea name="result" rows="4" required></textarea></label><button name="verb" value="complete">Complete</button></form>
-{{end}}</body></html>
+{{end}}{{end}}</body></html>
 `))

@@ -12,7 +12,7 @@ import (
 	"parley/workers/escalation"
 )
 
-// TestQuiet: a silence holds calls until it ends, and an agent that is down
+// TestQuiet: a silence holds calls until it ends, and an agent that is away
 // holds those about its tasks.
 func TestQuiet(t *testing.T) {
 	t.Parallel()
@@ -24,16 +24,21 @@ func TestQuiet(t *testing.T) {
 			t.Fatalf("silence = %+v, %v", s, err)
 		}
 		w.wait("silent", "a", subjects.CodeDirtyRepo)
-		w.wait("down", "b", subjects.CodeAgentLost)
-		time.Sleep(time.Second)
+		w.waits(fleet.WaitingCause{
+			Waiting: fleet.Waiting{Why: fleet.WaitAway, Who: "b"}, Tasks: 1, TaskID: "away", Deadline: time.Now().Add(10 * time.Second),
+		})
+		time.Sleep(15 * time.Second)
 		w.wait("folded", "b", subjects.CodeAgentError)
 		time.Sleep(time.Minute)
 		ds := w.deliveries()
-		if len(ds) != 1 || ds[0].message.Group["code"] != "agent_lost" || ds[0].message.Folded != 1 {
-			t.Fatalf("calls = %+v, want one about agent b being down, with one folded", ds)
+		if len(ds) != 1 || ds[0].message.Group["cause"] != "away" {
+			t.Fatalf("calls = %+v, want one about agent b being away", ds)
 		}
 		time.Sleep(10 * time.Minute)
-		w.goOn("down") // b is back
+		if l := w.list(); len(l) != 3 || l[2].Held != "agent b is away: alert "+l[1].AlertID {
+			t.Errorf("alerts = %+v, want the one about the task held by the one about its agent", l)
+		}
+		w.waits() // b is back
 		time.Sleep(time.Minute)
 		if ds = w.deliveries(); len(ds) != 2 || ds[1].message.Tasks[0].TaskID != "folded" {
 			t.Fatalf("%d calls, want a second one, about what was folded", len(ds))

@@ -22,6 +22,7 @@ const (
 	taskKey    = "task."    // + task: waiting
 	silenceKey = "silence." // + id
 	archiveKey = "old."     // + id of an alert that another one of its group has replaced
+	waitKey    = "wait."    // + group: why tasks wait that no human was asked about
 	secretKey  = "key"
 )
 
@@ -53,6 +54,7 @@ type group struct {
 	alert  fleet.Alert
 	rev    uint64 // of the alert
 	tasks  map[subjects.TaskID]*waiting
+	cause  *waitCause    // instead of tasks: why others wait
 	repeat time.Duration // the shortest that a task asks for, 0 none; see stale
 	stale  bool          // the task that asked for repeat is gone
 	newest uint64        // revision of the last task that came
@@ -156,6 +158,15 @@ func (w *Worker) onEntry(e bus.Entry) {
 		} else if err == nil {
 			v.putAlert(id, a, e.Revision)
 		}
+	case strings.HasPrefix(e.Key, waitKey):
+		if e.Deleted {
+			v.dropCause(strings.TrimPrefix(e.Key, waitKey))
+			break
+		}
+		var c *waitCause
+		if c, err = decodeCause(e); err == nil {
+			v.putCause(c)
+		}
 	case strings.HasPrefix(e.Key, silenceKey):
 		id := strings.TrimPrefix(e.Key, silenceKey)
 		var s fleet.Silence
@@ -182,6 +193,9 @@ func (v *view) state(g *group, now time.Time) policy.Group {
 		}
 	}
 	s := policy.Group{ID: g.id, Labels: g.labels, Tasks: len(g.tasks), Newest: g.newest, Held: v.held(g, now), Repeat: g.repeat}
+	if g.cause != nil && g.cause.Notify {
+		s.Tasks = 1 // however many tasks wait: nobody is called because there are more
+	}
 	if g.alert.Answer == nil {
 		return s
 	}
@@ -215,21 +229,15 @@ func (v *view) held(g *group, now time.Time) string {
 			return "silence " + id + " by " + string(s.By)
 		}
 	}
-	agent := g.labels["agent"]
-	if agent == "" || g.labels["code"] == string(subjects.CodeAgentLost) {
+	agent := g.labels[labelAgent]
+	if agent == "" || g.labels[labelCause] != "" {
 		return ""
 	}
-	down := "" // always the same of several: each change of it is stored
-	for _, other := range v.groups {
-		if other.labels["agent"] == agent && other.labels["code"] == string(subjects.CodeAgentLost) && other.open() &&
-			(down == "" || other.alert.AlertID < down) {
-			down = other.alert.AlertID
-		}
-	}
-	if down == "" {
+	away := v.groups[newCause(fleet.WaitingCause{Waiting: fleet.Waiting{Why: fleet.WaitAway, Who: agent}}, now).Group]
+	if away == nil || !away.open() {
 		return ""
 	}
-	return "agent " + agent + " is down: alert " + down
+	return "agent " + agent + " is away: alert " + away.alert.AlertID
 }
 
 func (g *group) open() bool { return g.alert.Number > 0 && g.alert.State != fleet.AlertResolved }
@@ -237,9 +245,9 @@ func (g *group) open() bool { return g.alert.Number > 0 && g.alert.State != flee
 // folded counts the tasks of other groups that are quiet because of g.
 func (v *view) folded(g *group) int {
 	n := 0
-	if g.labels["code"] == string(subjects.CodeAgentLost) && g.labels["agent"] != "" {
+	if g.labels[labelCause] == fleet.WaitAway {
 		for _, other := range v.groups {
-			if other != g && other.labels["agent"] == g.labels["agent"] {
+			if other != g && other.labels[labelAgent] == g.labels[labelAgent] {
 				n += len(other.tasks)
 			}
 		}
@@ -280,6 +288,9 @@ func (g *group) show(most int) fleet.Alert {
 	a.Omitted = max(0, len(tasks)-most)
 	for _, t := range tasks[:min(most, len(tasks))] {
 		a.Tasks = append(a.Tasks, t.Task)
+	}
+	if g.cause != nil {
+		a.Waiting, a.Count = &g.cause.Waiting, g.cause.Waiting.Tasks-g.cause.Waiting.Silent
 	}
 	return a
 }

@@ -2,7 +2,6 @@ package escalation
 
 import (
 	"encoding/json"
-	"fmt"
 	"testing"
 	"time"
 
@@ -11,21 +10,29 @@ import (
 	"parley/subjects/fleet"
 )
 
-// TestHeldByOne: of several alerts that say that an agent is down it is always the
-// same one that holds others, since each change of that is stored.
-func TestHeldByOne(t *testing.T) {
+// TestHeldByCause: the alert that an agent is away holds those about its tasks, and
+// one about tasks that lost it does not: it may be here again.
+func TestHeldByCause(t *testing.T) {
 	t.Parallel()
 	v := newView()
-	for i := range 5 {
-		id := fmt.Sprintf("lost-%d", i)
-		v.group(id, map[string]string{"agent": "a", "code": string(subjects.CodeAgentLost), "from": id})
-		v.putAlert(id, fleet.Alert{AlertID: id + "-1", Number: 1, State: fleet.AlertTriggered, Group: v.groups[id].labels}, 1)
-	}
 	g := v.group("broken", map[string]string{"agent": "a", "code": string(subjects.CodeAgentError)})
-	for range 100 {
-		if got, want := v.held(g, time.Now()), "agent a is down: alert lost-0-1"; got != want {
-			t.Fatalf("held = %q, want %q", got, want)
-		}
+	raise := func(id string, labels map[string]string) {
+		v.group(id, labels)
+		v.putAlert(id, fleet.Alert{AlertID: id + "-1", Number: 1, State: fleet.AlertTriggered, Group: labels}, 1)
+	}
+	raise("lost", map[string]string{"agent": "a", "code": string(subjects.CodeAgentLost)})
+	other := newCause(fleet.WaitingCause{Waiting: fleet.Waiting{Why: fleet.WaitUnwell, Who: "a"}}, time.Now())
+	raise(other.Group, other.Labels)
+	if got := v.held(g, time.Now()); got != "" {
+		t.Errorf("held = %q, want that it is not", got)
+	}
+	away := newCause(fleet.WaitingCause{Waiting: fleet.Waiting{Why: fleet.WaitAway, Who: "a"}}, time.Now())
+	raise(away.Group, away.Labels)
+	if got, want := v.held(g, time.Now()), "agent a is away: alert "+away.Group+"-1"; got != want {
+		t.Errorf("held = %q, want %q", got, want)
+	}
+	if n := v.held(v.groups[away.Group], time.Now()); n != "" {
+		t.Errorf("the alert about the agent is held itself: %q", n)
 	}
 }
 

@@ -28,6 +28,7 @@ const Self subjects.AgentID = "escalation"
 const (
 	DefaultLinkTTL   = 24 * time.Hour
 	DefaultHeartbeat = time.Minute
+	DefaultWaitAlert = 10 * time.Minute
 )
 
 // DefaultGroupBy is the default of Config.GroupBy.
@@ -60,6 +61,9 @@ type Config struct {
 	HeartbeatTo string
 	// Heartbeat is how often. Absent: 1 min.
 	Heartbeat time.Duration
+	// WaitAlert is after how long people are notified that tasks wait for an agent, an
+	// account or terms; sooner where less is left. Absent: 10 min.
+	WaitAlert time.Duration
 	// Log is where the worker logs; absent: nowhere.
 	Log *slog.Logger
 }
@@ -76,6 +80,7 @@ func (c Config) withDefaults() Config {
 	c.URL = strings.TrimRight(c.URL, "/")
 	c.LinkTTL = cmp.Or(c.LinkTTL, DefaultLinkTTL)
 	c.Heartbeat = cmp.Or(c.Heartbeat, DefaultHeartbeat)
+	c.WaitAlert = cmp.Or(c.WaitAlert, DefaultWaitAlert)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -205,6 +210,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	loop("see to humans", w.seeToHumans)
 	loop("act", w.act)
 	loop("end stale waits", w.endStale)
+	loop("watch why tasks wait", w.watchCauses)
 	if w.cfg.HeartbeatTo != "" {
 		loop("beat", w.beat)
 	}

@@ -32,6 +32,7 @@ type Contract struct {
 	Deadline             *time.Time         `json:"deadline,omitempty"`
 	TimeoutSeconds       float64            `json:"timeout_seconds,omitzero"`
 	MaxRetries           *int               `json:"max_retries,omitempty"`
+	MaxLosses            int                `json:"max_losses,omitzero"`
 	ReplySchema          string             `json:"reply_schema,omitempty"`
 	ResultSchema         json.RawMessage    `json:"result_schema,omitzero"`
 	SessionID            subjects.SessionID `json:"session_id,omitempty"`
@@ -70,6 +71,7 @@ func readContract(meta *structpb.Struct) (*Contract, error) {
 func (c *Contract) apply(d *fleet.Dispatch) {
 	t, r := &d.Task, &d.Requirements
 	t.Priority, t.TokenBudget, t.TimeoutSeconds, t.MaxRetries = c.Priority, c.TokenBudget, c.TimeoutSeconds, c.MaxRetries
+	t.MaxLosses = c.MaxLosses
 	t.ReplySchema, t.ResultSchema, t.SessionID, t.RunID = c.ReplySchema, c.ResultSchema, c.SessionID, c.RunID
 	t.Alternatives, t.OnBlocked, t.Escalate = c.Alternatives, c.OnBlocked, c.Escalate
 	r.RequiredMCP, r.RequiredCapabilities, r.ModelTier = c.RequiredMCP, c.RequiredCapabilities, c.ModelTier

@@ -45,6 +45,7 @@ type common struct {
 	TimeoutSeconds       float64            `json:"timeout_seconds,omitempty" jsonschema:"time for one attempt; default 3600"`
 	DeadlineSeconds      float64            `json:"deadline_seconds,omitempty" jsonschema:"seconds from now after which the task expires; default 72 hours, at most 30 days"`
 	MaxRetries           *int               `json:"max_retries,omitempty" jsonschema:"repeats by the same agent; default 3"`
+	MaxLosses            int                `json:"max_losses,omitempty" jsonschema:"agents that may be lost in a row before a human decides, 1 to 100; default 3"`
 	OnBlocked            string             `json:"on_blocked,omitempty" jsonschema:"what happens when no agent can do it"`
 	Escalate             string             `json:"escalate,omitempty" jsonschema:"whether it may wait for a human when all agents have failed; auto: where somebody can be called"`
 	ResultSchema         map[string]any     `json:"result_schema,omitempty" jsonschema:"JSON Schema (2020-12) that the result must follow"`
@@ -107,7 +108,7 @@ func newDispatch(in *terms, now time.Time) (*fleet.Dispatch, error) {
 	d := &fleet.Dispatch{
 		Header: fleet.Header{Type: fleet.TypeDispatch, ProtocolVersion: fleet.Version},
 		Task: fleet.Task{
-			Priority: in.Priority, TokenBudget: in.TokenBudget, TimeoutSeconds: in.TimeoutSeconds, MaxRetries: in.MaxRetries,
+			Priority: in.Priority, TokenBudget: in.TokenBudget, TimeoutSeconds: in.TimeoutSeconds, MaxRetries: in.MaxRetries, MaxLosses: in.MaxLosses,
 			Agent: in.Agent, Alternatives: in.Alternatives, OnBlocked: in.OnBlocked, Escalate: in.Escalate,
 			SessionID: in.SessionID, RunID: in.RunID, IdempotencyKey: in.IdempotencyKey,
 		},
@@ -192,6 +193,7 @@ func (c common) or(d *common) common {
 	c.CleanRepo, c.TokenBudget = c.CleanRepo || d.CleanRepo, cmp.Or(c.TokenBudget, d.TokenBudget)
 	c.TimeoutSeconds, c.DeadlineSeconds = cmp.Or(c.TimeoutSeconds, d.TimeoutSeconds), cmp.Or(c.DeadlineSeconds, d.DeadlineSeconds)
 	c.MaxRetries, c.OnBlocked, c.Escalate = cmp.Or(c.MaxRetries, d.MaxRetries), cmp.Or(c.OnBlocked, d.OnBlocked), cmp.Or(c.Escalate, d.Escalate)
+	c.MaxLosses = cmp.Or(c.MaxLosses, d.MaxLosses)
 	c.SessionID, c.RunID = cmp.Or(c.SessionID, d.SessionID), cmp.Or(c.RunID, d.RunID)
 	if c.Alternatives == nil {
 		c.Alternatives = d.Alternatives

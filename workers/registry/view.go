@@ -62,6 +62,7 @@ type view struct {
 	drains    map[subjects.AgentID]fleet.AgentDrained
 	retired   map[subjects.AgentID]time.Time // gone for good what announced itself until then
 	cools     map[subjects.AgentID]fleet.AgentCooling
+	limits    map[string]fleet.AccountLimit // by fleet.LimitKey
 }
 
 func newView(began time.Time) *view {
@@ -71,6 +72,7 @@ func newView(began time.Time) *view {
 		drains:    make(map[subjects.AgentID]fleet.AgentDrained),
 		retired:   make(map[subjects.AgentID]time.Time),
 		cools:     make(map[subjects.AgentID]fleet.AgentCooling),
+		limits:    make(map[string]fleet.AccountLimit),
 	}
 }
 
@@ -163,6 +165,33 @@ func (v *view) cool(a subjects.AgentID, c *fleet.AgentCooling) {
 	}
 }
 
+// limit takes a router's word that an account is limited; nil: no longer.
+func (v *view) limit(key string, l *fleet.AccountLimit) {
+	if l == nil {
+		delete(v.limits, key)
+	} else {
+		v.limits[key] = *l
+	}
+}
+
+// limitOf is the limit of an instance's account, or of its agent id where routers do
+// not believe its account: of those for its model tier and for all, the one that ends
+// last; nil for none.
+func (v *view) limitOf(a *fleet.Announce) *fleet.AccountLimit {
+	for _, account := range []string{a.Account(), string(a.Worker.AgentID)} {
+		var last *fleet.AccountLimit
+		for _, tier := range []string{"", a.Worker.ModelTier} {
+			if l, ok := v.limits[fleet.LimitKey(account, tier)]; ok && (last == nil || l.Until.After(last.Until)) {
+				last = &l
+			}
+		}
+		if last != nil {
+			return last
+		}
+	}
+	return nil
+}
+
 // told takes an event that some registry has told, so that it is not told
 // again.
 func (v *view) told(k key, e *fleet.AgentEvent) {
@@ -214,8 +243,9 @@ func (v *view) list(a subjects.AgentID, all bool, after key, now time.Time) []fl
 			DrainedBy: string(drain.By), LastSeen: in.seen, Active: in.active, Holding: in.holding,
 		}
 		if c, ok := v.cools[k.agent]; ok && c.Until.After(now) {
-			view.CoolUntil = &c.Until
+			view.CoolUntil, view.CoolCode = &c.Until, c.Code
 		}
+		view.Limit = v.limitOf(&in.announce)
 		views = append(views, view)
 	}
 	return views

@@ -195,6 +195,9 @@ func TestViewLists(t *testing.T) {
 	if got.CoolUntil == nil || !got.CoolUntil.Equal(at(60)) {
 		t.Errorf("cool until %v, want %v", got.CoolUntil, at(60))
 	}
+	if got.CoolCode != subjects.CodeRateLimited {
+		t.Errorf("it cools down after %q, want rate_limited", got.CoolCode)
+	}
 	if got := v.list("codex", true, key{}, at(60))[0]; got.CoolUntil != nil {
 		t.Errorf("cool until %v after it was over", got.CoolUntil)
 	}

@@ -399,6 +399,16 @@ func (w *Worker) onEntry(agents *bus.KV, e bus.Entry) {
 		w.view.cool(subjects.AgentID(name), c)
 		w.mu.Unlock()
 	}
+	if strings.HasPrefix(e.Key, fleet.LimitKeyPrefix) {
+		l, err := entry[fleet.AccountLimit](e)
+		if err != nil {
+			w.log.Warn("entry ignored", slog.String("key", e.Key), slog.Any("error", err))
+			return
+		}
+		w.mu.Lock()
+		w.view.limit(e.Key, l)
+		w.mu.Unlock()
+	}
 }
 
 // entry decodes a bucket's value; nil for a key that was deleted.

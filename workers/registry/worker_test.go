@@ -263,3 +263,45 @@ func TestRefusedAnnounce(t *testing.T) {
 		t.Errorf("told %+v, %+v", c, c.Reason)
 	}
 }
+
+// TestLimitsAreListed: the listing has the limit of an instance's account, and none
+// once that is over. What cannot be read changes nothing.
+func TestLimitsAreListed(t *testing.T) {
+	t.Parallel()
+	b := bustest.New(t).Bus(t)
+	start(t, b)
+	a := announcement(7)
+	a.Worker.Labels = map[string]string{fleet.LabelAccount: "pro"}
+	store(t, b, subjects.Announce("claude", "one"), a)
+	kv, err := b.KV(t.Context(), subjects.BucketAgents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(account, tier string, until time.Time) {
+		l := fleet.AccountLimit{Account: account, Tier: tier, Until: until}
+		if _, err := kv.Put(t.Context(), fleet.LimitKey(account, tier), fleet.MustEncode(l)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	limited := func(want func(*fleet.AccountLimit) bool) func() bool {
+		return func() bool {
+			l, err := list(t, b, "claude")
+			return err == nil && len(l) == 1 && want(l[0].Limit)
+		}
+	}
+	put("claude", "", until) // believed where the account is not
+	bustest.Eventually(t, "the limit of the agent", limited(func(l *fleet.AccountLimit) bool { return l != nil && l.Account == "claude" }))
+	put("pro", "", until)
+	put("pro", "opus", until.Add(time.Hour)) // of another tier
+	bustest.Eventually(t, "the limit of the account", limited(func(l *fleet.AccountLimit) bool { return l != nil && l.Account == "pro" && l.Until.Equal(until) }))
+	if _, err := kv.Put(t.Context(), fleet.LimitKey("pro", ""), []byte("{")); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{fleet.LimitKey("pro", ""), fleet.LimitKey("claude", "")} {
+		if err := kv.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bustest.Eventually(t, "no limit", limited(func(l *fleet.AccountLimit) bool { return l == nil }))
+}

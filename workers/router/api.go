@@ -343,6 +343,7 @@ func (w *Worker) apiExplain(ctx context.Context, from subjects.AgentID, data []b
 	x := fleet.TaskExplanation{TaskID: v.ev.TaskID, State: v.ev.State, Agents: w.core.fleet.Explain(cl, now)}
 	could, _ := w.core.fleet.Capable(cl)
 	settled := w.core.settled
+	x.Waiting = w.core.waitingOf(v.ev, now)
 	w.mu.Unlock()
 	eligible := 0
 	for i := range x.Agents {

@@ -41,6 +41,9 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 		if req.State != "" && req.State != state {
 			continue
 		}
+		if h := c.hot[s]; req.Waiting && (state != fleet.StateQueued && state != fleet.StateInputRequired || h != nil && held(h.ev)) {
+			continue
+		}
 		if h := c.hot[s]; req.AgentID != "" && (h == nil || h.ev.AgentID != req.AgentID) {
 			continue
 		}
@@ -56,7 +59,7 @@ func (w *Worker) find(from subjects.AgentID, req fleet.TaskList, limit int) (out
 	}
 	slices.SortFunc(out, order)
 	for _, t := range c.recent.newest() {
-		if !all && t.From != from || req.State != "" && req.State != t.State || req.AgentID != "" && req.AgentID != t.Agent {
+		if req.Waiting || !all && t.From != from || req.State != "" && req.State != t.State || req.AgentID != "" && req.AgentID != t.Agent {
 			continue
 		}
 		if req.From != "" && req.From != t.From || req.Since != nil && t.Ended.Before(*req.Since) || !hasPart(string(t.ID), req.IDPart) {

@@ -3,8 +3,10 @@ package router
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"parley/subjects"
@@ -35,25 +37,32 @@ func (c *core) waitingOf(ev *fleet.Event, now time.Time) *fleet.Waiting {
 // whyWaits says why no task of a class is offered now: by the instances that could
 // do it, the one that needs the least to happen.
 func (f *Fleet) whyWaits(c *Class) fleet.Waiting {
+	none := fleet.Waiting{Why: fleet.WaitNoAgentYet}
+	if len(c.only) == 1 {
+		none.Who = string(c.only[0])
+	}
 	if f.announced.empty() {
-		return fleet.Waiting{Why: fleet.WaitNoAgentYet}
+		return none
 	}
 	b := append(f.scratch[0][:0], f.announced...)
 	f.scratch[0] = b
-	best := fleet.Waiting{Why: fleet.WaitNoAgentYet}
 	if !f.narrow(c, b, hasMCP) || !f.leastTiers(c, b) {
-		return best
+		return none
 	}
+	var best *fleet.Waiting
 	for p := range b.all() {
 		w := f.whyInstanceWaits(c, f.at[p])
-		if best.Who == "" && best.Why == fleet.WaitNoAgentYet || compareWaits(&w, &best) < 0 {
-			best = w
+		if best == nil || compareWaits(&w, best) < 0 {
+			best = &w
 		}
 		if best.Why == fleet.WaitBusy {
 			break
 		}
 	}
-	return best
+	if best == nil {
+		return none
+	}
+	return *best
 }
 
 // leastTiers leaves in b those of any tier that will do, and reports whether
@@ -98,7 +107,7 @@ func (f *Fleet) whyInstanceWaits(c *Class, in *Instance) fleet.Waiting {
 	case in.Draining:
 		w.Why = fleet.WaitDrained
 	case l != nil:
-		w.Why, w.Who, w.Since, w.Until, w.Message = fleet.WaitLimited, l.Account, l.Since, &l.Until, l.Message
+		w.Why, w.Who, w.Since, w.Until, w.Message, w.Guessed = fleet.WaitLimited, l.Account, l.Since, &l.Until, l.Message, l.Step > 0
 	case len(sick) > 0:
 		w.Why, w.Message = fleet.WaitUnwell, sick[0].Message
 	case out != nil:
@@ -124,74 +133,126 @@ func (c *core) limitsReply(account string) fleet.AgentLimitsReply {
 }
 
 // maxCauses bounds the causes that are told at a time, and maxLooked the waiting
-// tasks of each class that are looked at one by one.
+// tasks of each class and priority that are looked at one by one. The lock is given
+// back after lockedWork tasks and classes. Causes are gathered again after
+// causesFresh at the earliest, and in at most a twentieth of the time.
 const (
-	maxCauses = 1000
-	maxLooked = 10_000
+	maxCauses   = 1000
+	maxLooked   = 10_000
+	lockedWork  = 2000
+	causesFresh = time.Second
 )
 
-// causes gathers why tasks wait in the fleet, for those who notify people. Tasks
-// that nobody is to be told of are counted, and no more.
-func (c *core) causes(now time.Time) []fleet.WaitingCause {
-	c.fleet.advance(now)
-	byKey := make(map[string]*fleet.WaitingCause)
-	for _, cl := range c.classes {
-		if cl.queued == 0 {
-			continue
+// causeSet gathers why tasks wait in the fleet, class by class. Tasks that nobody
+// is to be told of are counted, and no more.
+type causeSet struct {
+	byKey map[string]*fleet.WaitingCause
+	more  bool // there are more than maxCauses
+}
+
+// add takes in why the tasks of a class wait, and returns how many were looked at.
+func (g *causeSet) add(c *core, cl *class) (looked int) {
+	w := c.fleet.whyWaits(cl.Class)
+	key := w.Why + "\x00" + w.Who
+	k := g.byKey[key]
+	if k == nil {
+		if len(g.byKey) == maxCauses {
+			g.more = true
+			return 1
 		}
-		w := c.fleet.whyWaits(cl.Class)
-		key := w.Why + "\x00" + w.Who
-		if w.Why == fleet.WaitNoAgentYet {
-			key += cl.Key()
-		}
-		k := byKey[key]
-		if k == nil {
-			if len(byKey) == maxCauses {
-				continue
-			}
-			k = &fleet.WaitingCause{Waiting: w, Class: cl.label()}
-			byKey[key] = k
-		}
-		k.Tasks += cl.queued
-		c.lookAtWaiting(cl, k, now)
+		k = &fleet.WaitingCause{Waiting: w, Class: cl.label()}
+		g.byKey[key] = k
 	}
-	out := make([]fleet.WaitingCause, 0, len(byKey))
-	for _, k := range byKey {
+	if w.Until != nil && k.Until != nil && w.Until.After(*k.Until) {
+		k.Until = w.Until // the limits of two model tiers
+	}
+	k.Tasks += cl.queued
+	for l := range cl.queues {
+		n := 0
+		for s := cl.queues[l].head; s != 0 && n < maxLooked; s = c.x.at(s).next {
+			n++
+			c.addWaiting(k, cl, s, w.Until)
+		}
+		looked += n
+	}
+	return looked + 1
+}
+
+// addWaiting takes in one waiting task: since when it waits, and how much is left.
+func (c *core) addWaiting(k *fleet.WaitingCause, cl *class, s slot, until *time.Time) {
+	e := c.x.at(s)
+	created, deadline := time.Unix(0, e.created).UTC(), time.Unix(0, e.deadline).UTC()
+	if e.flags&silent != 0 {
+		k.Silent++
+		if k.OldestSilent.IsZero() || created.Before(k.OldestSilent) {
+			k.OldestSilent = created
+		}
+		return
+	}
+	if k.Oldest.IsZero() || created.Before(k.Oldest) || created.Equal(k.Oldest) && c.x.id(s) < k.TaskID {
+		k.Oldest, k.TaskID, k.Class = created, c.x.id(s), cl.label()
+	}
+	if k.Deadline.IsZero() || deadline.Before(k.Deadline) {
+		k.Deadline = deadline
+	}
+	if until != nil && deadline.Before(*until) {
+		k.Late++
+	}
+}
+
+// list lists the causes in order.
+func (g *causeSet) list() []fleet.WaitingCause {
+	out := make([]fleet.WaitingCause, 0, len(g.byKey))
+	for _, k := range g.byKey {
 		out = append(out, *k)
 	}
 	slices.SortFunc(out, func(a, b fleet.WaitingCause) int {
-		return cmp.Or(strings.Compare(a.Why, b.Why), strings.Compare(a.Who, b.Who), strings.Compare(a.Class, b.Class))
+		return cmp.Or(strings.Compare(a.Why, b.Why), strings.Compare(a.Who, b.Who))
 	})
 	return out
 }
 
-// lookAtWaiting takes the tasks of a class in hand one by one: since when they wait,
-// and how much is left.
-func (c *core) lookAtWaiting(cl *class, k *fleet.WaitingCause, now time.Time) {
-	looked := 0
-	for l := range cl.queues {
-		for s := cl.queues[l].head; s != 0 && looked < maxLooked; s = c.x.at(s).next {
-			looked++
-			e := c.x.at(s)
-			if e.flags&silent != 0 {
-				k.Silent++
-				continue
-			}
-			created, deadline := time.Unix(0, e.created).UTC(), time.Unix(0, e.deadline).UTC()
-			if k.Oldest.IsZero() || created.Before(k.Oldest) {
-				k.Oldest = created
-			}
-			if k.Deadline.IsZero() || deadline.Before(k.Deadline) {
-				k.Deadline = deadline
-			}
-			if k.Until != nil && deadline.Before(*k.Until) {
-				k.Late++
-			}
-			if k.TaskID == "" || created.Equal(k.Oldest) {
-				k.TaskID = c.x.id(s)
+// waitingCauses keeps why tasks wait, for those who ask often.
+type waitingCauses struct {
+	mu    sync.Mutex // guards all below; held while gathering, so that it is done once
+	until time.Time  // they are gathered again
+	reply fleet.TaskWaitingReply
+}
+
+// causes gathers why tasks wait in the fleet. The lock of the core is held for a
+// moment at a time: there may be very many classes and tasks.
+func (w *Worker) causes() fleet.TaskWaitingReply {
+	kept := &w.whyWaiting
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	if w.now().Before(kept.until) {
+		return kept.reply
+	}
+	began := w.now()
+	set := causeSet{byKey: make(map[string]*fleet.WaitingCause)}
+	w.mu.Lock()
+	classes := slices.Collect(maps.Values(w.core.classes))
+	w.mu.Unlock()
+	for len(classes) > 0 {
+		w.mu.Lock()
+		c := w.core
+		c.fleet.advance(w.now())
+		for work := 0; len(classes) > 0 && work < lockedWork; classes = classes[1:] {
+			if cl := classes[0]; cl.queued > 0 && c.classes[cl.Key()] == cl {
+				work += set.add(c, cl)
+			} else {
+				work++
 			}
 		}
+		w.mu.Unlock()
 	}
+	w.mu.Lock()
+	ready := w.core.settled
+	w.mu.Unlock()
+	now := w.now()
+	kept.reply = fleet.TaskWaitingReply{Causes: set.list(), Ready: ready, More: set.more}
+	kept.until = now.Add(max(causesFresh, 20*now.Sub(began)))
+	return kept.reply
 }
 
 // apiWaiting serves task waiting: why tasks wait, cause by cause.
@@ -200,7 +261,5 @@ func (w *Worker) apiWaiting(_ context.Context, from subjects.AgentID, _ []byte) 
 		return nil, subjects.Errorf(subjects.CodeForbidden, "%s may not see why all tasks wait", from).
 			WithRemedy("an operator may; task get says it of a task of your own")
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return fleet.TaskWaitingReply{Causes: w.core.causes(w.now()), Ready: w.core.settled}, nil
+	return w.causes(), nil
 }

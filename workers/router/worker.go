@@ -112,14 +112,15 @@ type Worker struct {
 	// writePrefix is what the ids of this router's writes begin with.
 	writePrefix string
 
-	records  bus.RecordWriter
-	drive    *bus.KV
-	idem     *bus.KV
-	index    *bus.Objects
-	schemas  schemaCache
-	ledger   *ledger
-	failures failures
-	figures  figures
+	records    bus.RecordWriter
+	drive      *bus.KV
+	idem       *bus.KV
+	index      *bus.Objects
+	schemas    schemaCache
+	ledger     *ledger
+	failures   failures
+	figures    figures
+	whyWaiting waitingCauses
 
 	ready     atomic.Bool
 	full      atomic.Bool   // the stream is above its disk guard

@@ -184,6 +184,27 @@ func addTasks(ctx context.Context, b *bus.Bus, as *answers) error {
 		as.add("parley_queue_depth", float64(c.Depth), c.Class)
 		as.add("parley_queue_oldest_seconds", c.OldestSeconds, c.Class)
 	}
+	byWhy := make(map[string]fleet.WaitingFigures)
+	for _, x := range f.Waiting {
+		byWhy[x.Why] = x
+	}
+	for _, why := range metric("parley_waiting_tasks").Values("why") {
+		as.add("parley_waiting_tasks", float64(byWhy[why].Tasks), why)
+		as.add("parley_waiting_oldest_seconds", byWhy[why].OldestSeconds, why)
+	}
+	shown := make(map[string]bool)
+	for _, l := range f.Limits[:min(len(f.Limits), fleet.MaxLimits)] {
+		if shown[clean(l.Account)] {
+			continue // two accounts with one label
+		}
+		shown[clean(l.Account)] = true
+		reset := float64(l.Reset.Unix())
+		if l.Guessed {
+			reset = 0
+		}
+		as.add("parley_account_limit_reset_timestamp_seconds", reset, l.Account)
+		as.add("parley_account_limit_late_tasks", float64(l.Late), l.Account)
+	}
 	return nil
 }
 

@@ -210,8 +210,8 @@ func TestAlertsNameWhatThereIs(t *testing.T) {
 			}
 		}
 	}
-	if runbooks := strings.Count(operations, "\n### Parley"); n != 22 || runbooks != n {
-		t.Errorf("%d alerts and %d runbooks, want 22 of each", n, runbooks)
+	if runbooks := strings.Count(operations, "\n### Parley"); n != 26 || runbooks != n {
+		t.Errorf("%d alerts and %d runbooks, want 26 of each", n, runbooks)
 	}
 }
 

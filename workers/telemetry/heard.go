@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -26,6 +27,7 @@ const (
 // heard is what this worker has counted.
 type heard struct {
 	received, tasks, attempts, escalations, tokens *prometheus.CounterVec
+	suspects                                       prometheus.Counter
 	duration, wait                                 *prometheus.HistogramVec
 	spans                                          *prometheus.CounterVec
 	undecoded, dropped                             prometheus.Counter
@@ -57,6 +59,7 @@ func newHeard() *heard {
 		duration:  histogram("parley_task_duration_seconds", []float64{.01, .05, .25, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600, 72 * 3600}),
 		wait:      histogram("parley_task_wait_seconds", []float64{.001, .005, .01, .05, .25, 1, 5, 15, 60, 300, 900, 3600, 24 * 3600}),
 		spans:     counter("parley_spans_total"),
+		suspects:  plain("parley_suspects_total"),
 		undecoded: plain("parley_records_undecoded_total"), dropped: plain("parley_traces_dropped_total"),
 		session: metric("parley_session_tokens").desc(),
 		agents:  bounded{most: maxAgents}, codes: bounded{most: maxCodes},
@@ -66,7 +69,7 @@ func newHeard() *heard {
 
 // collectors are what a page shows of it, sessions excepted.
 func (h *heard) collectors() []prometheus.Collector {
-	return []prometheus.Collector{h.received, h.tasks, h.attempts, h.escalations, h.tokens, h.duration, h.wait, h.undecoded, h.spans, h.dropped}
+	return []prometheus.Collector{h.received, h.tasks, h.attempts, h.escalations, h.suspects, h.tokens, h.duration, h.wait, h.undecoded, h.spans, h.dropped}
 }
 
 // Describe implements prometheus.Collector.
@@ -113,7 +116,11 @@ func (h *heard) count(r *record, level string) {
 		h.duration.WithLabelValues(priority, outcome).Observe(max(0, r.Time.Sub(r.Facts.Created).Seconds()))
 	}
 	if a, ok := r.ended(); ok {
-		h.attempts.WithLabelValues(h.codes.label(string(a.code)), levelOf(strconv.Itoa(a.level))).Inc()
+		class := classOf(a.code)
+		h.attempts.WithLabelValues(h.codes.label(string(a.code)), class, levelOf(strconv.Itoa(a.level))).Inc()
+		if class == string(escalation.ClassLoss) && a.level == 3 {
+			h.suspects.Inc()
+		}
 		h.spend(a.agent, r.Facts.SessionID, a.tokens)
 	}
 	if s := r.Data.Spent; s != nil {
@@ -142,6 +149,23 @@ func (h *heard) spend(agent subjects.AgentID, id subjects.SessionID, tokens int6
 		}
 	}
 	h.sessions[id] += tokens
+}
+
+// Classes of attempts beside those of failures.
+const (
+	classOK     = "ok"
+	classSender = "sender" // who dispatched the task ended it, or its deadline did
+)
+
+// classOf says whose failure the end of an attempt is.
+func classOf(code subjects.Code) string {
+	switch code {
+	case codeOK:
+		return classOK
+	case subjects.CodeCanceled, subjects.CodeDeadlineExceeded:
+		return classSender
+	}
+	return string(escalation.ClassOf(code))
 }
 
 func priorityOf(p fleet.Priority) string {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"parley/escalation"
 	"parley/subjects/fleet"
 )
 
@@ -57,6 +58,13 @@ func (m Metric) Values(label string) []string {
 		return texts(fleet.Critical, fleet.High, fleet.Normal, fleet.Low, other)
 	case "outcome":
 		return texts(fleet.StateDone, fleet.StatePartial, fleet.StateError, fleet.StateBlocked, fleet.StateCanceled, fleet.StateExpired, other)
+	case "class":
+		if m.Name == "parley_attempts_total" {
+			return append(texts(escalation.ClassResult, escalation.ClassAgent, escalation.ClassLoss, escalation.ClassHandBack, escalation.ClassCapacity,
+				escalation.ClassCondition, escalation.ClassStatement, escalation.ClassBudget), classOK, classSender)
+		}
+	case "why":
+		return []string{fleet.WaitBusy, fleet.WaitLimited, fleet.WaitAway, fleet.WaitUnwell, fleet.WaitDrained, fleet.WaitNoAgentYet}
 	case "level":
 		return []string{"0", "1", "2", "3", other}
 	case "result":
@@ -117,7 +125,8 @@ func Metrics() []Metric {
 		counts("parley_tasks_total", "Tasks that have ended, by outcome.", "priority", "outcome"),
 		times("parley_task_duration_seconds", "From dispatch to outcome.", "priority", "outcome"),
 		times("parley_task_wait_seconds", "From dispatch, or the end of the last attempt, until an agent accepts.", "priority"),
-		counts("parley_attempts_total", "Attempts that have ended; code is ok or why not, level the rung of escalation that answered.", "code", "level"),
+		counts("parley_attempts_total", "Attempts that have ended; code is ok or why not, class whose failure it was, level the rung of escalation that answered (0: none).", "code", "class", "level"),
+		counts("parley_suspects_total", "Tasks that lost as many agents as they may: a human decides, or they ended."),
 		counts("parley_escalations_total", "Escalations, by level: 1 the same agent, 2 another one, 3 a human.", "level"),
 		counts("parley_tokens_spent_total", "Tokens that ended attempts have spent, told in time or late.", "agent"),
 		{
@@ -131,6 +140,10 @@ func Metrics() []Metric {
 		shared("parley_leases", "Tasks that an agent has in hand."),
 		shared("parley_queue_depth", "Tasks that wait to be offered, by what they require; the 50 deepest queues.", "class"),
 		shared("parley_queue_oldest_seconds", "Age of the oldest task of a queue.", "class"),
+		shared("parley_waiting_tasks", "Tasks that wait to be offered, by why: busy, limited, away, unwell, drained or no_agent_yet.", "why"),
+		shared("parley_waiting_oldest_seconds", "Age of the oldest of them.", "why"),
+		shared("parley_account_limit_reset_timestamp_seconds", "When the limit of an account ends; 0 where nobody named the time. The 50 that hold up most tasks.", "account"),
+		shared("parley_account_limit_late_tasks", "Tasks that wait for an account and whose deadline comes before its limit ends.", "account"),
 		shared("parley_agents", "Instances of agents: idle, busy, draining, cooling or lost.", "state", "tier"),
 		shared("parley_mcp_servers", "Live instances that find an MCP server in that health.", "name", "health"),
 		shared("parley_waiting_for_human", "Tasks that wait for a human."),

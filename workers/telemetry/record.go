@@ -66,8 +66,11 @@ func (r *record) ended() (end attempt, ok bool) {
 	for _, a := range r.Facts.Attempts {
 		tokens -= a.Tokens
 	}
-	return attempt{r.AgentID, "ok", 0, max(tokens, 0)}, true
+	return attempt{r.AgentID, codeOK, 0, max(tokens, 0)}, true
 }
+
+// codeOK is the code of an attempt that did the task.
+const codeOK subjects.Code = "ok"
 
 // attempt is one that has ended.
 type attempt struct {

@@ -96,15 +96,23 @@ func TestRecordsCountOnce(t *testing.T) {
 		e.AgentID, e.Facts.Attempts, e.Facts.TokensSpent = "bob", []fleet.Attempt{failed}, 12
 		tell(t, b, e, "")
 	}
+	suspect := record("suspect", 3, fleet.KindHuman, fleet.StateInputRequired, after(3*time.Second))
+	suspect.Facts.Attempts = []fleet.Attempt{
+		{Attempt: 1, AgentID: "dan", Ended: began, Code: subjects.CodeAgentLost},
+		{Attempt: 2, AgentID: "dan", Ended: after(3 * time.Second), Code: subjects.CodeAgentLost, Level: 3},
+	}
+	tell(t, b, suspect, "3")
 	if err := b.Publish(subjects.Event("bad"), []byte("{"), bus.Header{subjects.HeaderKind: {fleet.KindOutcome}}); err != nil {
 		t.Fatal(err)
 	}
 	for line, want := range map[string]float64{
 		`parley_tasks_received_total{priority="high"}`:                               n,
 		`parley_tasks_total{outcome="done",priority="high"}`:                         n,
-		`parley_attempts_total{code="agent_error",level="2"}`:                        n,
-		`parley_attempts_total{code="ok",level="0"}`:                                 n,
+		`parley_attempts_total{class="agent",code="agent_error",level="2"}`:          n,
+		`parley_attempts_total{class="ok",code="ok",level="0"}`:                      n,
 		`parley_escalations_total{level="2"}`:                                        n,
+		`parley_attempts_total{class="loss",code="agent_lost",level="3"}`:            1,
+		`parley_suspects_total`:                                                      1,
 		`parley_tokens_spent_total{agent="ann"}`:                                     5 * n,
 		`parley_tokens_spent_total{agent="bob"}`:                                     7 * n,
 		`parley_tokens_spent_total{agent="cleo"}`:                                    3 * n,
@@ -156,6 +164,12 @@ func TestGaugesAreAsked(t *testing.T) {
 	tasks := fleet.TaskFigures{
 		Queued: 4, States: map[fleet.State]int{fleet.StateQueued: 4, fleet.StateWorking: 2}, Leases: 2,
 		Classes: []fleet.ClassFigures{{Class: "mcp=\"a\"", Depth: 3, OldestSeconds: 7.5}},
+		Waiting: []fleet.WaitingFigures{{Why: fleet.WaitLimited, Tasks: 3, OldestSeconds: 7.5}},
+		Limits: []fleet.LimitFigures{
+			{Account: "pro", Reset: time.Unix(1_700_000_000, 0), Tasks: 3, Late: 2},
+			{Account: "free\xff", Reset: time.Unix(1_700_000_000, 0), Guessed: true},
+			{Account: "free\xfe", Guessed: true},
+		},
 	}
 	serve("fleet", "router", tasks)
 	serve("fleet", "router", fleet.TaskFigures{Queued: 1, States: map[fleet.State]int{fleet.StateQueued: 1}})
@@ -173,6 +187,9 @@ func TestGaugesAreAsked(t *testing.T) {
 	for _, want := range []string{
 		`parley_tasks{state="queued"} 4`, `parley_tasks{state="working"} 2`, `parley_leases 2`,
 		`parley_queue_depth{class="mcp=\"a\""} 3`, `parley_queue_oldest_seconds{class="mcp=\"a\""} 7.5`,
+		`parley_waiting_tasks{why="limited"} 3`, `parley_waiting_tasks{why="away"} 0`, `parley_waiting_oldest_seconds{why="limited"} 7.5`,
+		`parley_account_limit_reset_timestamp_seconds{account="pro"} 1.7e+09`, `parley_account_limit_late_tasks{account="pro"} 2`,
+		`parley_account_limit_reset_timestamp_seconds{account="free�"} 0`,
 		`parley_workers{worker="router"} 2`, `parley_workers{worker="escalation"} 0`, `parley_workers{worker="webhooks"} 2`,
 		`parley_workers{worker="telemetry"} 1`, `parley_workers{worker="gateway"} 0`, `parley_source_up{source="workers"} 1`,
 		`parley_source_up{source="router"} 1`, `parley_source_up{source="escalation"} 0`, `parley_source_up{source="jetstream"} 1`,
