@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -286,6 +287,7 @@ func (a *app) printForeign(v *verified) {
 		return
 	}
 	a.print(fmt.Sprintf("%d entries of the stream are not of the audit, and hide nothing of it:", v.ForeignCount))
+	slices.SortFunc(v.Foreign, func(a, b audit.Foreign) int { return cmp.Compare(a.Seq, b.Seq) })
 	for _, f := range v.Foreign {
 		a.print(fmt.Sprintf("  number %d, %d bytes, of %s: %s", f.Seq, f.Bytes, f.Time.UTC().Format(time.RFC3339), oneLine(f.Reason)))
 	}

@@ -71,6 +71,7 @@ func TestDoctorOfStorage(t *testing.T) {
 		{"no junk", foreign([]bus.ServiceInfo{{Name: "audit"}}, nil, noon), "junk", true, "every message can be read"},
 		{"stored junk", foreign(junkOf(bus.Skipped{Place: "FLEET_AUDIT", Count: 3, Subject: "fleet.audit", Seq: 7, Reason: "no\nJSON"}), nil, noon), "junk", false, "FLEET_AUDIT: 3 skipped, the first is message 7 on fleet.audit: no JSON"},
 		{"its command", foreign(junkOf(bus.Skipped{Place: "FLEET_AUDIT", Count: 3, Subject: "fleet.audit", Seq: 7}), nil, noon), "junk", false, "nats stream rmm FLEET_AUDIT 7  removes it"},
+		{"its command in a bucket", foreign(junkOf(bus.Skipped{Place: "KV_FLEET_AGENTS", Count: 1, Subject: "$KV.FLEET_AGENTS.drain.x", Seq: 7}), nil, noon), "junk", false, "nats kv del FLEET_AGENTS drain.x  removes it"},
 		{"junk of now", foreign(junkOf(bus.Skipped{Place: "fleet.heartbeat", Count: 2, Subject: "fleet.heartbeat.a.b", Last: noon}), nil, noon), "junk", false, "fleet.heartbeat: 2 skipped, the first is on fleet.heartbeat.a.b"},
 		{"junk of yesterday", foreign(junkOf(bus.Skipped{Place: "fleet.heartbeat", Count: 2, Last: ago1(24 * time.Hour)}), nil, noon), "junk", true, "every"},
 		{"a worker's clock", workerClocks([]bus.ServiceInfo{{Name: "runs", ID: "R1"}, {Name: "fleet", ID: "F1", ClockAhead: -time.Minute}}, nil), "worker clocks", false, "that of fleet F1 is 1m behind the servers'"},

@@ -198,6 +198,10 @@ func foreign(list []bus.ServiceInfo, err error, now time.Time) finding {
 			where = fmt.Sprintf("message %d %s", s.Seq, where)
 			see = fmt.Sprintf("nats stream get %s %d  shows it,  nats stream rmm %s %d  removes it", place, s.Seq, place, s.Seq)
 		}
+		if bucket, ok := strings.CutPrefix(place, "KV_"); ok { // whose messages nobody deletes one by one
+			key := strings.TrimPrefix(s.Subject, "$KV."+bucket+".")
+			see = fmt.Sprintf("nats kv get %s %s  shows it,  nats kv del %s %s  removes it", bucket, key, bucket, key)
+		}
 		then = append(then, see)
 		bad = append(bad, fmt.Sprintf("%s: %d skipped, the first is %s: %s", place, s.Count, where, oneLine(s.Reason)))
 	}
