@@ -68,7 +68,7 @@ var bugs = []bug{
 	{"ghost_offered", "24 silence", "", muteAgents},
 	{"stream_gap", "22 streams", "", ""},
 	{"limit_silent", "1-5 tasks", "there is no record of it", ""},
-	{"limit_ignored", "22 limits", "are under way, and 4 may be", ""},
+	{"parallel_ignored", "22 limits", "are under way, and 4 may be", ""},
 	{"replay_counts", "17 replays", "ended twice", ""},
 	{"piece_twice", "17 replays", "publishes what seq", ""},
 	{"link_twice", "17 replays", "its answer was taken once more", ""},

@@ -199,6 +199,9 @@ func (c *core) apply(ev *fleet.Event, seq uint64, now time.Time) {
 	due := dueAt(ev)
 	e.due = due.UnixNano()
 	c.timers.push(timer{e.due, s})
+	if ev.Kind == fleet.KindLost && plant.Bug("requeue_never") {
+		return
+	}
 	if ev.State == fleet.StateQueued && e.flags&offering == 0 && (ev.Facts.NotBefore == nil || !ev.Facts.NotBefore.After(now) || plant.Bug("retry_at_once")) {
 		c.enqueue(s, e, now)
 		c.armLifted(s, e, now)

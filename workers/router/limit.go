@@ -186,6 +186,9 @@ func (w *Worker) freeProbes(ctx context.Context, keys []string, task subjects.Ta
 
 // settleProbe opens the account, or lets the next attempt be its probe.
 func (w *Worker) settleProbe(ctx context.Context, s settleProbe) {
+	if plant.Bug("limit_forever") {
+		return
+	}
 	err := w.updateLimit(ctx, w.drive, s.key, func(was *fleet.AccountLimit) (*fleet.AccountLimit, bool) {
 		if was == nil || was.Probe == nil || was.Probe.TaskID != s.task {
 			return nil, false
@@ -226,9 +229,9 @@ func (c *core) endProbes(now time.Time) {
 		h := c.hot[c.x.find(l.Probe.TaskID)]
 		runs := h != nil && held(h.ev) && h.ev.Attempt == l.Probe.Attempt
 		switch age := now.Sub(l.Probe.At); {
-		case runs && age >= probeRuns && !plant.Bug("limit_forever"):
+		case runs && age >= probeRuns:
 			c.do(settleProbe{key, l.Probe.TaskID, true})
-		case !runs && age >= probeStale && !plant.Bug("limit_forever"):
+		case !runs && age >= probeStale:
 			c.do(settleProbe{key, l.Probe.TaskID, false})
 		}
 	}
