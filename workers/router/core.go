@@ -35,7 +35,7 @@ type core struct {
 	waiters  map[subjects.TaskID][]chan struct{}
 	denied   map[instanceKey]map[subjects.TaskID]time.Time // held by an agent, denied by the record, since
 	warmAt   map[subjects.AgentID]time.Time                // when an agent has rested
-	lossRows map[subjects.AgentID]int                      // attempts in a row that an agent has lost
+	lossRows map[subjects.AgentID]lossRow
 
 	counts   [len(states)]int // live tasks by state
 	caughtUp bool
@@ -141,7 +141,7 @@ func newCore(self subjects.InstanceID, maxQueued, maxHot, remember int) *core {
 		waiters:  make(map[subjects.TaskID][]chan struct{}),
 		denied:   make(map[instanceKey]map[subjects.TaskID]time.Time),
 		warmAt:   make(map[subjects.AgentID]time.Time),
-		lossRows: make(map[subjects.AgentID]int),
+		lossRows: make(map[subjects.AgentID]lossRow),
 	}
 }
 
