@@ -95,8 +95,8 @@ func (l *load) looks(who, id string) {
 	}
 }
 
-// look asks once.
-func (l *load) look(who, id string) {
+// look asks once, and returns the state that it is told.
+func (l *load) look(who, id string) (state string) {
 	end := l.journal.begin(line{Client: who, Op: "look", ID: id})
 	var v struct {
 		State   string          `json:"state"`
@@ -112,4 +112,5 @@ func (l *load) look(who, id string) {
 		seen.Tokens = &v.Shared[0].Spent
 	}
 	end(what, seen)
+	return v.State
 }

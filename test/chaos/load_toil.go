@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -131,7 +132,7 @@ func (l *load) pools() {
 	l.wg.Go(func() { l.toils(client("toil", 0), l.rng(22, 0), recent) })
 	l.wg.Go(func() { l.quotas(client("quota", 0), l.rng(23, 0), recent) })
 	l.wg.Go(func() { l.dooms(client("doom", 0)) })
-	l.wg.Go(func() { l.asks(recent) })
+	l.wg.Go(func() { l.asks(l.rng(24, 0), recent) })
 }
 
 // wound has something happen to a process of agents again and again, and mends it at
@@ -266,25 +267,27 @@ func (l *load) given(who string, t task, note line, recent chan string) {
 	})
 }
 
-// asks asks why tasks wait that were given lately.
-func (l *load) asks(recent chan string) {
-	const asked = 60
-	var known [asked]string
-	seen := 0
+// asks asks again and again why tasks wait that were given lately.
+func (l *load) asks(rng *rand.Rand, recent chan string) {
+	const most = 400
+	var open []string
 	end, cancel := context.WithTimeout(context.WithoutCancel(l.stop), l.lasts+asksOn)
 	defer cancel()
-	for n := 0; pause(end, 300*time.Millisecond) == nil && l.hard.Err() == nil; n++ {
+	for pause(end, 200*time.Millisecond) == nil && l.hard.Err() == nil {
 		for more := true; more; {
 			select {
 			case id := <-recent:
-				known[seen%asked] = id
-				seen++
+				open = append(open[max(0, len(open)+1-most):], id)
 			default:
 				more = false
 			}
 		}
-		if who, id, ok := strings.Cut(known[n*7%asked], " "); ok {
-			l.look(who, id)
+		if len(open) == 0 {
+			continue
+		}
+		i := rng.IntN(len(open))
+		if who, id, _ := strings.Cut(open[i], " "); terminal(l.look(who, id)) {
+			open = slices.Delete(open, i, i+1)
 		}
 	}
 }
