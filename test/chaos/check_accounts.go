@@ -45,11 +45,18 @@ func (y *yard) checkAccounts() {
 	}
 }
 
+// wrongFor is how long what is wrong explains that a router does not know what it
+// should, beside the while after each fault.
+const wrongFor = 5 * time.Second
+
+// wrongAt reports whether something is wrong at a moment, or has just been.
+func (y *yard) wrongAt(at time.Time) bool { return y.down.meet(at.Add(-wrongFor), at) }
+
 func (y *yard) checkOffer(e *rig.Entry, list []closing) {
 	at := time.Unix(0, e.At)
 	for i := range list {
 		c := &list[i]
-		if at.After(c.from.Add(limitKnown)) && at.Before(c.reset.Add(-50*time.Millisecond)) && !y.down.meet(c.from, at) {
+		if at.After(c.from.Add(limitKnown)) && at.Before(c.reset.Add(-50*time.Millisecond)) && !y.wrongAt(at) {
 			y.f.fault("30 accounts", e.Task, "it was offered to %s %s before the limit of %s was over, which had been known for %s",
 				e.Agent, c.reset.Sub(at).Round(time.Millisecond), c.account, at.Sub(c.from).Round(time.Millisecond))
 		}
@@ -67,7 +74,7 @@ func (y *yard) checkProbes(c *closing, until time.Time) {
 			return
 		default:
 			y.f.counts["probes of accounts"]++
-			if before != nil && t.from.Before(before.to) && t.from.Before(before.from.Add(probeTakes)) && !y.down.meet(c.from, t.from) {
+			if before != nil && t.from.Before(before.to) && t.from.Before(before.from.Add(probeTakes)) && !y.wrongAt(t.from) {
 				y.f.fault("30 accounts", t.task, "attempt %d began while %s was to show whether %s is open", t.n, before.task, c.account)
 			}
 			if before == nil || t.to.After(before.to) {
@@ -202,7 +209,7 @@ func (y *yard) checkShown() {
 		}
 		r := &list[v-1]
 		from, to := time.Unix(0, o.from), time.Unix(0, o.to)
-		if from.Sub(r.Stored) < shownTakes || v < len(list) && list[v].Stored.Before(to) || y.down.meet(from.Add(-shownTakes), to) {
+		if from.Sub(r.Stored) < shownTakes || v < len(list) && list[v].Stored.Before(to) || y.wrongAt(to) {
 			continue
 		}
 		var is shown

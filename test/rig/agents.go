@@ -189,7 +189,7 @@ func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.R
 				return fleet.Result{}, err
 			}
 		}
-		os.Exit(1)
+		os.Exit(1) //nolint:forbidigo // nothing is stopped: that is what it is for
 	case DoAsk:
 		answer, err := t.AskFor(ctx, fleet.Question{ID: o.Nonce, Text: "which?"})
 		if err != nil {
