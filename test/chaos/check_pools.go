@@ -98,6 +98,9 @@ func (f *findings) yardOf() *yard {
 			y.last = at
 		}
 	}
+	if f.rest != nil && f.rest.At.After(y.last) {
+		y.last = f.rest.At
+	}
 	y.readTries()
 	y.readDeaths()
 	y.readFull()
