@@ -318,6 +318,7 @@ func (y *yard) checkFair() {
 		}
 	}
 	slices.SortFunc(all, func(a, b change) int { return a.at.Compare(b.at) })
+	closed := y.closed("acct-0")
 	waiting, starts, n := map[string]int{}, map[string]int{}, 0
 	for _, c := range all {
 		everybody := true
@@ -332,7 +333,7 @@ func (y *yard) checkFair() {
 		} else {
 			waiting[c.level]--
 		}
-		if !c.start || !everybody {
+		if !c.start || !everybody || closed.meet(c.at.Add(-1), c.at.Add(1)) { // by which it is found out whether it is open
 			continue
 		}
 		y.f.counts["starts while tasks of each priority wait"]++

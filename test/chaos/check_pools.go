@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ type try struct {
 	task     string
 	n        int
 	who      string // see place
+	epoch    int64
 	account  string
 	from, to time.Time   // stored; to of what ended it
 	ended    *rig.Record // nil: nothing has
@@ -49,11 +51,19 @@ type closing struct {
 
 // tested is when it is tried again at the latest.
 func (c *closing) tested() time.Time {
-	return c.reset.Add(min(limitSpread, c.reset.Sub(c.from)/10)).Add(clockSlack)
+	reset := c.reset
+	if least := c.from.Add(limitLeast); reset.Before(least) {
+		reset = least
+	}
+	return reset.Add(min(limitSpread, reset.Sub(c.from)/10)).Add(clockSlack)
 }
 
-// limitSpread is how much later than its reset an account is tried at most.
-const limitSpread = 30 * time.Second
+// limitLeast is how long an account is limited at least, and limitSpread how much
+// later than its reset it is tried at most.
+const (
+	limitLeast  = 5 * time.Second
+	limitSpread = 30 * time.Second
+)
 
 // yard is what is known of the agents, by place.
 type yard struct {
@@ -117,7 +127,7 @@ func (y *yard) readTries() {
 			if r.Kind != "working" {
 				continue
 			}
-			t := try{task: id, n: r.Attempt, who: place(y.actors, r.AgentID, r.InstanceID), from: r.Stored, to: y.last}
+			t := try{task: id, n: r.Attempt, who: place(y.actors, r.AgentID, r.InstanceID), epoch: r.Epoch, from: r.Stored, to: y.last}
 			if a, ok := y.actors[t.who]; ok {
 				t.account = accountOf(&a)
 			}
@@ -231,7 +241,7 @@ func (y *yard) readRests() {
 	type end struct {
 		at   time.Time
 		id   string
-		life string
+		life string // one of its processes
 		lost bool
 	}
 	var ends []end
@@ -244,7 +254,7 @@ func (y *yard) readRests() {
 			ends = append(ends, end{at: t.to, id: id})
 		case t.ended.Kind != "outcome" || t.ended.Reason.Code == "agent_lost":
 			if a := lastAttempt(t.ended); a.Code == "agent_lost" {
-				ends = append(ends, end{t.to, id, t.who, true})
+				ends = append(ends, end{t.to, id, t.who + "/" + strconv.FormatInt(t.epoch, 10), true})
 			}
 		}
 	}

@@ -178,7 +178,7 @@ func (l *load) wound(p *process, kinds []string, every time.Duration, rng *rand.
 // that its agents are killed, paused, limited and restarted.
 const toil = "toil"
 
-// doomed is what it says of one that takes its agents down.
+// doomed is what it says of one that takes its agents down, or has such agents.
 const doomed = "doomed"
 
 // toils gives tasks that take five seconds to agents that are killed and paused:
@@ -201,7 +201,7 @@ func (l *load) toils(who string, rng *rand.Rand, recent chan string) {
 			t.Task.Agent, t.Task.Alternatives = "quota-0", []string{l.f.agents[rng.IntN(len(l.f.agents))].ID}
 			t.Brief = rig.Play(rig.Step{Do: rig.DoDone, MS: 200})
 		default:
-			t.Requirements = pooled(poolDoomed)
+			t.Requirements, note.Text = pooled(poolDoomed), doomed
 			t.Brief = rig.Play(rig.Step{Do: rig.DoDone, MS: 200})
 		}
 		l.given(who, t, note, recent)
