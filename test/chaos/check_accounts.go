@@ -289,7 +289,7 @@ var shares = map[string]float64{"critical": 8. / 15, "high": 4. / 15, "normal": 
 
 const (
 	sharesOff = 0.2
-	startsRow = 30
+	startsRow = 60
 )
 
 // checkFair checks that tasks of limited accounts start by their priorities, all of
@@ -313,7 +313,11 @@ func (y *yard) checkFair() {
 			r := &list[i]
 			before := i > 0 && list[i-1].State == "queued"
 			if (r.State == "queued") != before {
-				all = append(all, change{r.Stored, o.ID, level, r.State == "queued", r.Kind == "working"})
+				at := r.Stored
+				if r.Facts.NotBefore != nil && r.State == "queued" && r.Facts.NotBefore.After(at) {
+					at = *r.Facts.NotBefore
+				}
+				all = append(all, change{at, o.ID, level, r.State == "queued", r.Kind == "working"})
 			}
 		}
 	}
@@ -324,9 +328,6 @@ func (y *yard) checkFair() {
 		everybody := true
 		for level := range shares {
 			everybody = everybody && waiting[level] > 0
-		}
-		if !everybody {
-			starts, n = map[string]int{}, 0
 		}
 		if c.begin {
 			waiting[c.level]++

@@ -19,7 +19,7 @@ func toiling() *findings {
 	f := &findings{
 		records: rig.History{}, dumps: map[string][]message{}, counts: map[string]int{}, notes: [][]rig.Entry{nil},
 		agents: []rig.Actor{
-			{ID: "quota-0", Instance: "main", MaxParallel: 2, Labels: map[string]string{"pool": poolLimited, "account": "acct-0"}},
+			{ID: "quota-0", Instance: "main", MaxParallel: 1, Labels: map[string]string{"pool": poolLimited, "account": "acct-0"}},
 			{ID: "lone", Instance: "main", MaxParallel: 2, Labels: map[string]string{"pool": poolWounded}},
 			{ID: "idler", MaxParallel: 2},
 		},
@@ -121,7 +121,7 @@ func toiling() *findings {
 	look("s", 8, 2, "working", "")
 
 	// Many of all priorities wait, and start by their weights.
-	left := map[string]int{"critical": 17, "high": 9, "normal": 5, "low": 3}
+	left := map[string]int{"critical": 33, "high": 17, "normal": 9, "low": 5}
 	turns := map[string]float64{}
 	for n, s := 0, 61.0; len(left) > 0; n, s = n+1, s+0.25 {
 		best := ""

@@ -104,7 +104,7 @@ var leasts = []least{
 	{"probes of accounts", 1, 10, ""},
 	{"executions of tasks of pools", 200, 1000, ""},                   // 31
 	{"reasons of waiting told", 0, 20, ""},                            // 32
-	{"starts while tasks of each priority wait", 5, 50, ""},           // 33
+	{"starts while tasks of each priority wait", 20, 200, ""},         // 33
 	{"kills of the leader with nothing else wrong", 1, 2, killLeader}, // G
 }
 
