@@ -457,20 +457,6 @@ func need(e *fleet.Event) Need {
 	return n
 }
 
-// candidates are who may do the task from here on.
-func candidates(e *fleet.Event) escalation.Candidates {
-	c := escalation.CandidatesOf(e.Facts.Policy, e.Facts.Attempts, e.Facts.Widened, e.Facts.Human)
-	for _, a := range e.Facts.Attempts {
-		switch lost := escalation.ClassOf(a.Code) == escalation.ClassLoss; {
-		case lost && plant.Bug("loss_excludes"):
-			c.Exclude = append(c.Exclude, escalation.Exclusion{Agent: a.AgentID})
-		case lost && plant.Bug("epoch_banned"):
-			c.Exclude = append(c.Exclude, escalation.Exclusion{Agent: a.AgentID, Instance: a.InstanceID})
-		}
-	}
-	return c
-}
-
 // dueAt is when something must be done about e, whatever else happens.
 func dueAt(e *fleet.Event) time.Time {
 	due := e.Facts.Deadline
