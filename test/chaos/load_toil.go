@@ -211,8 +211,8 @@ func (l *load) toils(who string, rng *rand.Rand, recent chan string) {
 // quotas gives tasks to agents of accounts that are limited, more than they can do
 // while they are.
 func (l *load) quotas(who string, rng *rand.Rand, recent chan string) {
-	l.every(400*time.Millisecond, func(n int) {
-		t := l.toil(who, n, time.Second)
+	l.every(500*time.Millisecond, func(n int) {
+		t := l.toil(who, n, 800*time.Millisecond)
 		t.Task.Priority = priorities[rng.IntN(len(priorities))]
 		t.Requirements = pooled(poolLimited)
 		if n%20 == 0 {
