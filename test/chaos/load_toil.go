@@ -201,7 +201,7 @@ func (l *load) toils(who string, rng *rand.Rand, recent chan string) {
 			t.Task.Agent, t.Task.Alternatives = "quota-0", []string{l.f.agents[rng.IntN(len(l.f.agents))].ID}
 			t.Brief = rig.Play(rig.Step{Do: rig.DoDone, MS: 200})
 		default:
-			t.Requirements, note.Text = pooled(poolDoomed), doomed
+			t.Requirements, note.Text, t.Task.Priority = pooled(poolDoomed), doomed, "critical"
 			t.Brief = rig.Play(rig.Step{Do: rig.DoDone, MS: 200})
 		}
 		l.given(who, t, note, recent)
@@ -223,10 +223,14 @@ func (l *load) quotas(who string, rng *rand.Rand, recent chan string) {
 }
 
 // dooms gives tasks that take their agents down: one that may lose one, one that may
-// lose as many as any, and one that stores something before.
+// lose as many as any, and one that stores something before. Agents that are taken
+// down again and again rest for minutes: in a long load there are none at its end.
 func (l *load) dooms(who string) {
-	l.every(6*time.Second, func(n int) {
-		t := task{Task: taskHead{ID: fmt.Sprintf("%s-%d", who, n), Timeout: 60, Escalate: "never"}, Requirements: pooled(poolDoomed)}
+	l.every(12*time.Second, func(n int) {
+		if left := l.lasts - time.Since(l.since); l.lasts > aWhile && left < doomsRest {
+			return
+		}
+		t := task{Task: taskHead{ID: fmt.Sprintf("%s-%d", who, n), Timeout: 60, Escalate: "never", Priority: "low"}, Requirements: pooled(poolDoomed)}
 		crash := rig.Step{Do: rig.DoCrash, MS: 50}
 		switch n % 3 {
 		case 1:
@@ -238,6 +242,9 @@ func (l *load) dooms(who string) {
 		l.given(who, t, line{Client: who, Op: "dispatch", ID: t.Task.ID, Text: doomed}, nil)
 	})
 }
+
+// doomsRest is for how long before the end of a load no task takes its agents down.
+const doomsRest = time.Minute
 
 var priorities = []string{"critical", "high", "normal", "low"}
 
