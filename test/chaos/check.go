@@ -25,7 +25,9 @@ type findings struct {
 	calls   []line // of people
 	said    []*op  // by them
 	faults  []*op
-	away    spans // when the machine had no time for us
+	wounds  []*op             // what happened to the agents of pools
+	casts   map[string]string // processes, by agent and instance
+	away    spans             // when the machine had no time for us
 	records rig.History
 	notes   [][]rig.Entry // of the agents
 	dumps   map[string][]message
@@ -62,6 +64,11 @@ func readFindings(dir string) (*findings, error) {
 		return nil, err
 	}
 	f.faults = operations(done)
+	hurt, err := readLines(filepath.Join(dir, "wounds.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	f.wounds = operations(hurt)
 	if f.away, err = readKept[spans](dir, machineFile); err != nil {
 		return nil, err
 	}
@@ -72,7 +79,7 @@ func readFindings(dir string) (*findings, error) {
 	if f.notes, err = rig.ReadJournals(paths...); err != nil {
 		return nil, err
 	}
-	if f.agents, err = readCasts(dir); err != nil {
+	if f.agents, f.casts, err = readCasts(dir); err != nil {
 		return nil, err
 	}
 	if f.rest, err = readKept[*rest](dir, restFile); err != nil {
@@ -103,24 +110,28 @@ func (f *findings) record(m *message) {
 	f.records[r.Subject] = append(f.records[r.Subject], r)
 }
 
-// readCasts reads who the agents were.
-func readCasts(dir string) (agents []rig.Actor, err error) {
+// readCasts reads who the agents were, and in which process.
+func readCasts(dir string) (agents []rig.Actor, casts map[string]string, err error) {
+	casts = map[string]string{}
 	paths, err := filepath.Glob(filepath.Join(dir, "cast-*.json"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, p := range paths {
 		data, err := os.ReadFile(p)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		var c rig.Cast
 		if err := json.Unmarshal(data, &c); err != nil {
-			return nil, fmt.Errorf("%s: %w", p, err)
+			return nil, nil, fmt.Errorf("%s: %w", p, err)
 		}
 		agents = append(agents, c.Agents...)
+		for _, a := range c.Agents {
+			casts[a.ID+"/"+a.Instance] = strings.TrimSuffix(filepath.Base(p), ".json")
+		}
 	}
-	return agents, nil
+	return agents, casts, nil
 }
 
 // check holds everything against the invariants.
@@ -150,6 +161,7 @@ func (f *findings) check() []violation {
 	f.checkRest()
 	f.checkHistories()
 	f.checkGaps()
+	f.checkPools()
 	f.checkProcesses()
 	return f.found
 }

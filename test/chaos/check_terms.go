@@ -27,7 +27,7 @@ func (f *findings) apart() time.Duration {
 // the other, a budget that is spent buys nothing, and what is spent is counted
 // once.
 func (f *findings) checkTerms() {
-	apart, away := f.apart(), f.downtime(killWorker, stopWorker, pauseWorker, replaceKey)
+	apart := f.apart()
 	for id, list := range f.records {
 		var spent int64
 		var wait *time.Time
@@ -53,7 +53,7 @@ func (f *findings) checkTerms() {
 		if most := int64(rig.Tokens * last.Attempt); spent > most {
 			f.fault("7 budget", id, "%d tokens are counted, and %d attempts spend %d at most", spent, last.Attempt, most)
 		}
-		f.checkLadder(id, list, away)
+		f.checkLadder(id, list)
 	}
 }
 

@@ -196,6 +196,9 @@ func plantedInFleet() []planting {
 			*f.records["t"][2].Facts.NotBefore = morning.Add(76 * time.Second)
 			f.records["t"][3].Time = morning.Add(80 * time.Second)
 		}},
+		{"a loss at once", "loss 2 in a row puts it off by 1s, want 10s", func(f *findings) {
+			f.records["t"][2].Kind, f.records["t"][2].Facts.Counters.Losses = "lost", 2
+		}},
 		{"a deadline forgotten", "came 25s later, with nothing wrong for 25s", func(f *findings) { f.records["late"][1].Stored = morning.Add(85 * time.Second) }},
 		{"a deadline forgotten after a fault", "came 55s later, with nothing wrong for 15s", func(f *findings) {
 			f.records["late"][1].Stored = morning.Add(115 * time.Second)

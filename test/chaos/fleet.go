@@ -23,6 +23,7 @@ type fleet struct {
 	hook    string // where people are called
 	workers []*process
 	casts   []*process // processes of agents
+	pools   []*process // of those to which something happens all the time, see poolCasts
 	pages   map[string]string
 	before  map[string]int // goroutines before there was anything to do, by worker
 	links   []string       // addresses of the gateways
@@ -101,15 +102,13 @@ func newFleet(w *world, c *cluster, fc fleetConfig) (*fleet, error) {
 			return nil, err
 		}
 	}
-	return f, nil
+	return f, f.writePools(fc.self)
 }
 
 // cast makes a process of agents.
 func (f *fleet) cast(i int, self string) error {
 	name := fmt.Sprintf("cast-%d", i)
-	c := rig.Cast{
-		URL: f.c.urls(i), Journal: filepath.Join(f.w.dir, name+".journal"), Fsync: true, Heartbeat: 500 * time.Millisecond, Try: 2 * time.Second,
-	}
+	c := rig.Cast{URL: f.c.urls(i), Fsync: true, Heartbeat: 500 * time.Millisecond, Try: 2 * time.Second}
 	for k := range agentsPerCast {
 		a := rig.Actor{ID: fmt.Sprintf("agent-%d-%d", i, k), MaxParallel: slotsPerAgent, Labels: map[string]string{"kind": []string{"even", "odd"}[k%2]}}
 		if k%2 == 0 { // comes back as the same instance, and keeps its results
@@ -121,20 +120,27 @@ func (f *fleet) cast(i int, self string) error {
 		c.Agents = append(c.Agents, a)
 	}
 	f.agents = append(f.agents, c.Agents...)
+	p, err := f.agentProcess(name, self, c)
+	f.casts = append(f.casts, p)
+	return err
+}
+
+// agentProcess is a process of agents.
+func (f *fleet) agentProcess(name, self string, c rig.Cast) (*process, error) {
+	c.Journal = filepath.Join(f.w.dir, name+".journal")
 	data, err := json.Marshal(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	path := filepath.Join(f.w.dir, name+".json")
 	if err := os.WriteFile(path, data, 0o600); err != nil {
-		return err
+		return nil, err
 	}
-	f.casts = append(f.casts, &process{name: name, place: zoneOut, dir: f.w.dir, args: []string{self}, env: []string{rig.AgentsEnv + "=" + path}})
-	return nil
+	return &process{name: name, place: zoneOut, dir: f.w.dir, args: []string{self}, env: []string{rig.AgentsEnv + "=" + path}}, nil
 }
 
 // all are the processes beside the servers.
-func (f *fleet) all() []*process { return slices.Concat(f.workers, f.casts) }
+func (f *fleet) all() []*process { return slices.Concat(f.workers, f.casts, f.pools) }
 
 // start starts everybody, and waits until all workers serve.
 func (f *fleet) start(ctx context.Context) error {

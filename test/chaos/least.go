@@ -95,6 +95,16 @@ var leasts = []least{
 	{"operations of L leases", 1500, 7000, ""},
 	{"operations of L tasks", 5000, 25_000, ""},
 	{"reads of tasks", 250, 1200, ""},
+	{"tasks of agents that are killed, paused and limited", 200, 1000, ""}, // 26
+	{"waits for an agent", 200, 1000, ""},                                  // 27
+	{"losses", 30, 200, ""},                                                // 28, 29
+	{"losses answered", 25, 150, ""},
+	{"suspects", 4, 20, ""},
+	{"limits of accounts", 2, 15, ""}, // 30
+	{"probes of accounts", 1, 10, ""},
+	{"executions of tasks of pools", 200, 1000, ""},                   // 31
+	{"reasons of waiting told", 0, 20, ""},                            // 32
+	{"starts while tasks of each priority wait", 20, 200, ""},         // 33
 	{"kills of the leader with nothing else wrong", 1, 2, killLeader}, // G
 }
 

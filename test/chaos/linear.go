@@ -91,13 +91,14 @@ func contextHistories(ops []*op) map[string][]porcupine.Operation {
 			continue
 		}
 		over, deleted := gone[o.ID]
+		to := o.to
 		c := contextOp{read: o.Op == "read", after: o.After, version: o.end.Version}
 		switch {
 		case deleted && o.to >= over && c.read: // it may have been purged meanwhile
 			continue
 		case deleted && o.to >= over && !o.ok(): // an earlier try may have been stored before that
 			c.unknown = true
-			o.to = math.MaxInt64
+			to = math.MaxInt64
 		case o.ok():
 		case o.end.What == wasInfo && !c.read:
 			c.unknown = true
@@ -106,7 +107,7 @@ func contextHistories(ops []*op) map[string][]porcupine.Operation {
 		default:
 			continue // refused, or a read that told nothing
 		}
-		all[o.ID] = append(all[o.ID], porcupine.Operation{Input: c, Call: o.from, Return: o.to})
+		all[o.ID] = append(all[o.ID], porcupine.Operation{Input: c, Call: o.from, Return: to})
 	}
 	return all
 }

@@ -25,7 +25,9 @@ type load struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	journal *scribe
+	wounds  *scribe // of what happens to the agents of pools
 	rate    float64 // plain tasks a second
+	lasts   time.Duration
 	seed    uint64
 	anew    time.Duration // how long after a refusal somebody asks for the next
 
@@ -66,6 +68,7 @@ func (l *load) start() {
 	for i, of := range []string{"session", "run"} {
 		l.wg.Go(func() { l.purses(client("purse", i), of, l.rng(19, i)) })
 	}
+	l.pools()
 	for i := range 4 {
 		l.wg.Go(func() { l.letters(client("pen", i), l.rng(6, i)) })
 	}
@@ -170,6 +173,7 @@ type taskHead struct {
 	OfSession    int64    `json:"session_token_budget,omitzero"`
 	OfRun        int64    `json:"run_token_budget,omitzero"`
 	MaxRetries   *int     `json:"max_retries,omitempty"`
+	MaxLosses    int      `json:"max_losses,omitzero"`
 	GiveUpAfter  float64  `json:"give_up_after,omitzero"`
 }
 
@@ -205,7 +209,7 @@ func (l *load) dispatches(who string, rng *rand.Rand, rate float64) {
 func (l *load) plain(who string, n int, rng *rand.Rand) (t task, note line, then func(id string)) {
 	t = task{Task: taskHead{
 		ID: fmt.Sprintf("%s-%d", who, n), Timeout: 20, Escalate: "never",
-		Priority: []string{"critical", "high", "normal", "low"}[rng.IntN(4)],
+		Priority: priorities[rng.IntN(len(priorities))],
 	}, Brief: script(rng)}
 	note = line{Client: who, Op: "dispatch"}
 	switch dice := rng.IntN(100); {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -94,20 +95,22 @@ func (l *load) looks(who, id string) {
 	}
 }
 
-// look asks once.
-func (l *load) look(who, id string) {
+// look asks once, and returns the state that it is told.
+func (l *load) look(who, id string) (state string) {
 	end := l.journal.begin(line{Client: who, Op: "look", ID: id})
 	var v struct {
-		State  string `json:"state"`
-		Seq    uint64 `json:"seq"`
-		Shared []struct {
+		State   string          `json:"state"`
+		Seq     uint64          `json:"seq"`
+		Waiting json.RawMessage `json:"waiting"`
+		Shared  []struct {
 			Spent int64 `json:"tokens_spent"`
 		} `json:"shared_budgets"`
 	}
 	what, code := told(l.ask(l.hard, who, "task", "get", map[string]string{"task_id": id}, &v))
-	seen := line{State: v.State, Version: v.Seq, Code: code}
+	seen := line{State: v.State, Version: v.Seq, Code: code, Body: v.Waiting}
 	if len(v.Shared) > 0 {
 		seen.Tokens = &v.Shared[0].Spent
 	}
 	end(what, seen)
+	return v.State
 }

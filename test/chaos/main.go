@@ -265,8 +265,8 @@ type stage struct {
 
 func (s *settings) stage(ctx context.Context, w *world, self string) (*stage, error) {
 	st := &stage{w: w, planted: s.plant != "", patience: loadTime + s.time/2}
-	var scribes [3]*scribe
-	for i, name := range []string{"clients", "calls", "faults"} {
+	var scribes [4]*scribe
+	for i, name := range []string{"clients", "calls", "faults", "wounds"} {
 		var err error
 		if scribes[i], err = newScribe(filepath.Join(w.dir, name+".jsonl")); err != nil {
 			return nil, err
@@ -297,7 +297,7 @@ func (s *settings) stage(ctx context.Context, w *world, self string) (*stage, er
 	st.n = &nemesis{w: w, c: c, f: st.f, journal: scribes[2], must: s.must, done: map[string]int{}}
 	soft, stop := context.WithCancel(hard)
 	st.stop = stop
-	st.load = &load{f: st.f, nc: c.nc, js: c.js, journal: scribes[0], rate: s.rate, seed: s.seed, anew: time.Second, waits: make(chan struct{}, waitsMost), stop: soft, hard: hard}
+	st.load = &load{f: st.f, nc: c.nc, js: c.js, journal: scribes[0], wounds: scribes[3], rate: s.rate, lasts: s.time, seed: s.seed, anew: time.Second, waits: make(chan struct{}, waitsMost), stop: soft, hard: hard}
 	return st, nil
 }
 

@@ -92,16 +92,21 @@ type fault struct {
 
 const period = 12 * time.Second
 
+// quietTail is how long nothing is done at the end of a run of some minutes: what is
+// judged only while nothing is wrong has that long, and until all has come to rest.
+const quietTail = 36 * time.Second
+
 // plan says what happens, and when: the same for the same seed and time. In
 // every period a few kinds are drawn, and each happens as often as it fits; a
 // quarter of the periods are quiet. Keys are replaced in between, whatever is drawn.
 // In a run of some minutes the stream's leader is killed first, and for a period
-// nothing else befalls servers: what follows is what that takes.
+// nothing else befalls servers: what follows is what that takes. It ends quietly.
 func plan(seed uint64, total time.Duration, w *world, only string) (list []fault) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	alone := only == "" && total >= aWhile
 	if alone {
 		list = append(list, fault{at: period / 4, kind: killLeader})
+		total -= quietTail
 	}
 	if only == "" || strings.Contains(only, replaceKey) {
 		each := min(total/3, 5*time.Minute)

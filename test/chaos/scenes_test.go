@@ -38,6 +38,7 @@ func scenes() []scene {
 		{"traffic", traffic, judgeTraffic, plantedInTraffic()},
 		{"clients", clients, judgeClients, plantedInClients()},
 		{"gaps", killed, (*findings).checkGaps, plantedInGaps()},
+		{"pools", toiling, (*findings).checkPools, plantedInPools()},
 	}
 }
 

@@ -99,7 +99,7 @@ func (st *stage) tellCPU() {
 			others += p.cpu()
 		}
 	}
-	for _, p := range st.f.casts {
+	for _, p := range slices.Concat(st.f.casts, st.f.pools) {
 		agents += p.cpu()
 	}
 	var self unix.Rusage
@@ -413,6 +413,9 @@ func (f *findings) summary() {
 	}
 	say("tasks ended %v; attempts failed %v", ends, codes)
 	f.tellGaps()
+	if all, done := f.toiled(); all > 0 {
+		say("%d of %d tasks are done whose agents were only killed, paused, restarted and limited: %.2f %%", done, all, 100*float64(done)/float64(all))
+	}
 }
 
 // span is from the first dispatch that was asked for to the last one that was

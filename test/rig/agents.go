@@ -12,11 +12,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	exact "github.com/go-json-experiment/json"
 
 	"parley/bus"
+	"parley/bus/plant/skew"
 	"parley/subjects"
 	"parley/subjects/fleet"
 	"parley/subjects/mesh"
@@ -48,6 +50,14 @@ type Actor struct {
 	MaxParallel int               `json:"max_parallel"`
 	Labels      map[string]string `json:"labels"`
 	Spool       string            `json:"spool"`
+	Limits      string            `json:"limits"` // file that tells when its account is limited: a list of Limit; "" for never
+}
+
+// Limit is a time in which the account of an agent is limited.
+type Limit struct {
+	From   time.Time `json:"from"`
+	Until  time.Time `json:"until"`
+	Untold bool      `json:"untold"` // nobody says until when
 }
 
 // RunAgents is the life of a process of agents, until ctx ends.
@@ -73,7 +83,7 @@ func RunAgents(ctx context.Context, path string) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(c.Agents))
 	for i, a := range c.Agents {
-		p := &player{Cast: c, id: a.ID, journal: j}
+		p := &player{Cast: c, id: a.ID, limits: a.Limits, journal: j}
 		w, err := agent.New(agent.Config{
 			ID: subjects.AgentID(a.ID), Instance: subjects.InstanceID(a.Instance), Labels: a.Labels,
 			MaxParallel: a.MaxParallel, Heartbeat: c.Heartbeat, Grace: 2 * time.Second, HandIn: 2 * time.Second,
@@ -83,6 +93,7 @@ func RunAgents(ctx context.Context, path string) error {
 			return err
 		}
 		p.instance, p.epoch = string(w.Instance()), w.Epoch()
+		p.note(Entry{What: WasStarted})
 		wg.Go(func() { errs[i] = w.Run(ctx) })
 	}
 	wg.Wait()
@@ -95,7 +106,9 @@ type player struct {
 	id       string
 	instance string
 	epoch    int64
+	limits   string
 	journal  *Journal
+	beat     atomic.Int64 // ns; when the last heartbeat was sent
 }
 
 func (p *player) note(e Entry) {
@@ -135,6 +148,12 @@ func (p *player) receive(_ context.Context, m *mesh.Message) (agent.LetterReply,
 }
 
 func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.Result, error) {
+	if l, err := limitAt(p.limits, skew.Now()); err != nil || l != nil {
+		if err == nil {
+			err = p.limited(t, l)
+		}
+		return fleet.Result{}, err
+	}
 	s := StepAt(t.Dispatch.Brief, t.Dispatch.Attempt)
 	if err := s.wait(ctx); err != nil {
 		return fleet.Result{}, err
@@ -164,6 +183,13 @@ func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.R
 		if err := s.publish(ctx, t, o.Nonce); err != nil {
 			return fleet.Result{}, err
 		}
+	case DoCrash:
+		if s.N > 0 {
+			if err := s.publish(ctx, t, o.Nonce); err != nil {
+				return fleet.Result{}, err
+			}
+		}
+		os.Exit(1) //nolint:forbidigo // nothing is stopped: that is what it is for
 	case DoAsk:
 		answer, err := t.AskFor(ctx, fleet.Question{ID: o.Nonce, Text: "which?"})
 		if err != nil {
@@ -174,6 +200,39 @@ func (p *player) perform(ctx context.Context, t *agent.Task, o *Output) (fleet.R
 		return fleet.Result{}, fmt.Errorf("the script says %q, whatever that is", s.Do)
 	}
 	return fleet.Result{Status: fleet.StatusDone}, nil
+}
+
+// limitAt is the limit that holds at a moment by what the file tells; nil for none.
+func limitAt(file string, now time.Time) (*Limit, error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	var list []Limit
+	if err == nil {
+		err = json.Unmarshal(data, &list)
+	}
+	for i := range list {
+		if l := &list[i]; !now.Before(l.From) && now.Before(l.Until) {
+			return l, err
+		}
+	}
+	return nil, err
+}
+
+// limited is how a task fails while the account is limited: until when it is, is
+// told as the provider of a model does.
+func (p *player) limited(t *agent.Task, l *Limit) error {
+	f := &agent.Fail{Code: subjects.CodeRateLimited, Message: "usage limit reached"}
+	e := Entry{What: WasLimited, Task: string(t.ID()), Attempt: t.Dispatch.Attempt}
+	if !l.Untold {
+		f.RetryAfter, e.Time = l.Until.Sub(skew.Now()), l.Until.UnixNano()
+	}
+	p.note(e)
+	return f
 }
 
 // publish publishes the pieces of a step, each under an id of its own.
@@ -218,9 +277,16 @@ func (s spy) Publish(subject string, data []byte, h bus.Header) error {
 		if _, err := os.Stat(Mute(s.p.Cast.Journal)); err == nil {
 			return nil
 		}
+		now := skew.Now().UnixNano()
+		if last := s.p.beat.Swap(now); last > 0 && now-last > int64(silentBeats*s.p.Cast.Heartbeat) {
+			s.p.note(Entry{What: WasSilent, Time: last})
+		}
 	}
 	return s.Bus.Publish(subject, data, h)
 }
+
+// silentBeats is how many heartbeats may be late before an agent notes that.
+const silentBeats = 2
 
 // Subscribe notes offers and what routers say.
 func (s spy) Subscribe(subject, queue string, fn func(bus.Msg)) (*bus.Subscription, error) {

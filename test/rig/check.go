@@ -153,7 +153,6 @@ func (c *checker) walk(task string, list []Record) {
 		retries int
 		writes  = map[string]bool{}
 		failed  []PastAttempt
-		decided bool // a human said who does it: also one who failed
 	)
 	for i := range list {
 		r := &list[i]
@@ -184,7 +183,7 @@ func (c *checker) walk(task string, list []Record) {
 			}
 			h := r.holder()
 			holder, held[r.Attempt] = &h, h
-			if decided {
+			if r.Facts.Human != nil { // who does it is a human's decision: also one who failed
 				c.begins(task, r, nil)
 			} else {
 				c.begins(task, r, failed)
@@ -213,7 +212,6 @@ func (c *checker) walk(task string, list []Record) {
 			}
 		}
 		failed = c.past(task, r, failed)
-		decided = r.Kind == "resumed" || decided && (r.Kind == "returned" || r.Kind == "spent")
 	}
 	if !ended && len(list) > 0 {
 		c.fault(task, "has no outcome")
@@ -240,22 +238,37 @@ func (c *checker) begins(task string, r *Record, failed []PastAttempt) {
 		c.fault(task, "seq %d: attempt %d is held by %s, who was not offered it", r.Seq, r.Attempt, r.holder())
 	}
 	for i, a := range failed {
-		if a.AgentID == r.AgentID && a.Level >= 2 {
+		other := a.ByInstance() && a.InstanceID != r.InstanceID
+		if a.AgentID == r.AgentID && a.Level >= 2 && !other {
 			c.fault(task, "seq %d: %s has it again, after it failed it for good in attempt %d (%d)", r.Seq, r.AgentID, a.Attempt, i)
 		}
 	}
 }
 
-// past checks that ended attempts are only ever added.
+// rowKept is how many attempts in a row that went back to the queue every record
+// repeats at least.
+const rowKept = 15
+
+// past checks that ended attempts are only ever added. Of a long row that went back
+// to the queue the first are left out.
 func (c *checker) past(task string, r *Record, before []PastAttempt) []PastAttempt {
 	now := r.Facts.Attempts
-	if len(now) < len(before) {
-		c.fault(task, "seq %d knows of %d ended attempts, earlier it was %d", r.Seq, len(now), len(before))
-		return now
-	}
+	k := 0
 	for i, a := range before {
-		if b := now[i]; a.Attempt != b.Attempt || a.AgentID != b.AgentID || a.Code != b.Code {
-			c.fault(task, "seq %d tells ended attempt %d differently: %+v, it was %+v", r.Seq, i+1, b, a)
+		if k < len(now) && now[k].Attempt == a.Attempt {
+			if b := now[k]; a.AgentID != b.AgentID || a.Code != b.Code {
+				c.fault(task, "seq %d tells ended attempt %d differently: %+v, it was %+v", r.Seq, a.Attempt, b, a)
+			}
+			k++
+			continue
+		}
+		row := 0
+		for row < len(before)-i && before[i+row].Requeues() {
+			row++
+		}
+		if row < rowKept {
+			c.fault(task, "seq %d knows nothing of ended attempt %d, which was %+v", r.Seq, a.Attempt, a)
+			return now
 		}
 	}
 	return now

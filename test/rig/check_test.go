@@ -96,7 +96,7 @@ func TestCheckerFindsFaults(t *testing.T) {
 			l[3].AgentID = "a"
 			return l
 		}},
-		{"forgets an attempt", "knows of 0 ended attempts", func(_ *Evidence, l []Record) []Record {
+		{"forgets an attempt", "knows nothing of ended attempt 1", func(_ *Evidence, l []Record) []Record {
 			l[3].Facts.Attempts = nil
 			return l
 		}},
@@ -149,5 +149,46 @@ func TestCheckerFindsFaults(t *testing.T) {
 				t.Errorf("no fault %q among %v", tt.want, faults)
 			}
 		})
+	}
+}
+
+// TestRowsThatAreCut: of a long row of attempts that went back to the queue the first
+// may be left out, of a shorter one none.
+func TestRowsThatAreCut(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]int{rowKept: 0, rowKept - 1: 1} {
+		var row []PastAttempt
+		for i := range n {
+			row = append(row, PastAttempt{Attempt: i + 1, AgentID: "a", Code: "rate_limited"})
+		}
+		r := Record{Seq: 9}
+		r.Facts.Attempts = append(slices.Clone(row[1:]), PastAttempt{Attempt: n + 1, AgentID: "a", Code: "agent_lost"})
+		c := checker{}
+		c.past("t", &r, row)
+		if len(c.found) != want {
+			t.Errorf("of %d the first is left out: %v", n, c.found)
+		}
+	}
+}
+
+// TestWhoMayHaveItAgain: an agent that failed it for good, where a human decided, and
+// another instance of one that could not begin.
+func TestWhoMayHaveItAgain(t *testing.T) {
+	t.Parallel()
+	r := Record{Seq: 9, AgentID: "a", InstanceID: "2", Attempt: 2}
+	for code, want := range map[string]int{"setup_failed": 0, "agent_error": 1} {
+		c := checker{}
+		c.begins("t", &r, []PastAttempt{{Attempt: 1, AgentID: "a", InstanceID: "1", Code: code, Level: 2}})
+		if len(c.found) != want {
+			t.Errorf("after %s: %v", code, c.found)
+		}
+	}
+	e := goodEvidence(t)
+	l := e.Records["t"]
+	l[3].AgentID, l[3].Facts.Human = "a", &Decision{}
+	for _, f := range e.Faults() {
+		if strings.Contains(f.What, "failed it for good") {
+			t.Errorf("where a human decided: %v", f)
+		}
 	}
 }

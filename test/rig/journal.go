@@ -24,6 +24,7 @@ type Entry struct {
 	Code     string   `json:"code,omitempty"`   // of the answer, "ok" when it counted
 	From     string   `json:"from,omitempty"`   // of a letter
 	State    string   `json:"state,omitempty"`  // of the task, by the answer
+	Time     int64    `json:"time,omitempty"`   // ns; another moment that it tells of
 	Words    []string `json:"words,omitempty"`  // in an offer: the words by which its parts are known, see Mark
 }
 
@@ -36,6 +37,9 @@ const (
 	WasAnswered = "answered" // and was answered
 	WasLetter   = "letter"   // a message of the mesh was dealt with; Task is its id, From its sender
 	WasControl  = "control"  // a router said something; Code says what
+	WasStarted  = "started"  // the instance starts
+	WasSilent   = "silent"   // it sends a heartbeat, and the one before was at Time
+	WasLimited  = "limited"  // its account is limited until Time; 0: it is not told until when
 )
 
 // Journal is a file of entries that several agents of one process write.

@@ -64,16 +64,20 @@ type Record struct {
 		RunID     string    `json:"run_id"`
 		SessionID string    `json:"session_id"`
 		Deadline  time.Time `json:"deadline"`
+		Priority  string    `json:"priority"`
 		Policy    struct {
 			MaxRetries   int      `json:"max_retries"`
 			Agent        string   `json:"agent"`
 			Alternatives []string `json:"alternatives"`
 			OnBlocked    string   `json:"on_blocked"`
+			MaxLosses    int      `json:"max_losses"`
 		} `json:"policy"`
 		Requirements struct {
 			Labels map[string]string `json:"labels"`
 		} `json:"requirements"`
 		Attempts      []PastAttempt `json:"attempts"`
+		Counters      Counters      `json:"counters"`
+		Widened       int           `json:"widened"`
 		Await         string        `json:"await"`
 		NotBefore     *time.Time    `json:"not_before"`
 		AttemptEnds   *time.Time    `json:"attempt_ends"`
@@ -84,6 +88,13 @@ type Record struct {
 		TokensSpent   int64         `json:"tokens_spent"`
 		Human         *Decision     `json:"human"`
 	} `json:"facts"`
+}
+
+// Counters are what the attempts of a task have used up.
+type Counters struct {
+	Retries     int `json:"retries"`
+	Losses      int `json:"losses"` // in a row
+	LossesTotal int `json:"losses_total"`
 }
 
 // Decision is what a human decided about a task.
@@ -100,6 +111,26 @@ type PastAttempt struct {
 	Code       string `json:"code"`
 	Retryable  bool   `json:"retryable"`
 	Level      int    `json:"level"`
+	Refused    bool   `json:"refused"` // the offer: no record names who did
+}
+
+// Requeues reports whether an attempt that ended so goes back to its queue, and
+// leaves nobody out: its agent was lost, handed it back, or is limited.
+func (a *PastAttempt) Requeues() bool {
+	switch a.Code {
+	case "agent_lost", "agent_busy", "rate_limited":
+		return true
+	}
+	return false
+}
+
+// ByInstance reports whether only the instance is left out that could not begin.
+func (a *PastAttempt) ByInstance() bool {
+	switch a.Code {
+	case "mcp_unhealthy", "dirty_repo", "login_required", "setup_failed":
+		return true
+	}
+	return false
 }
 
 // Nonce is that of the execution whose result the record holds.

@@ -20,7 +20,7 @@ type Step struct {
 	Do   string `json:"do"`
 	MS   int    `json:"ms,omitempty"`
 	Once string `json:"once,omitempty"`
-	N    int    `json:"n,omitempty"` // pieces that DoArtifact publishes, MS apart; 0 is one
+	N    int    `json:"n,omitempty"` // pieces that DoArtifact publishes, MS apart; 0 is one, and of DoCrash none
 }
 
 // What a step can do.
@@ -35,6 +35,7 @@ const (
 	DoSilent   = "silent"   // say nothing until the attempt's time is over
 	DoArtifact = "artifact" // publish pieces of output, then end well
 	DoAsk      = "ask"      // ask a question, then end well
+	DoCrash    = "crash"    // publish pieces of output, if it says how many, then take the whole process down
 )
 
 // Play is the brief of a script.

@@ -239,7 +239,7 @@ func (w *Worker) begin(ctx context.Context, s *session, b work) (fresh bool, err
 				return false, err
 			}
 		}
-		if len(s.UnderWay) >= s.MaxParallel && !plant.Bug("limit_ignored") {
+		if len(s.UnderWay) >= s.MaxParallel && !plant.Bug("parallel_ignored") {
 			return false, subjects.Errorf(subjects.CodeRateLimited, "the session may have %d at a time under way, and has: %s", s.MaxParallel, named(s.UnderWay)).
 				WithRemedy("wait until one has ended, or cancel one").RetryAfter(time.Second)
 		}

@@ -6,12 +6,28 @@ import (
 	"log/slog"
 	"time"
 
+	"parley/bus/plant"
+	"parley/escalation"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
 
 // This file carries out what is decided about tasks whose candidates could never do
 // them, or are absent.
+
+// candidates are who may do the task from here on.
+func candidates(e *fleet.Event) escalation.Candidates {
+	c := escalation.CandidatesOf(e.Facts.Policy, e.Facts.Attempts, e.Facts.Widened, e.Facts.Human)
+	for _, a := range e.Facts.Attempts {
+		switch lost := escalation.ClassOf(a.Code) == escalation.ClassLoss; {
+		case lost && plant.Bug("loss_excludes"):
+			c.Exclude = append(c.Exclude, escalation.Exclusion{Agent: a.AgentID})
+		case lost && plant.Bug("epoch_banned"):
+			c.Exclude = append(c.Exclude, escalation.Exclusion{Agent: a.AgentID, Instance: a.InstanceID})
+		}
+	}
+	return c
+}
 
 // giveUp ends a task that nobody could ever do, as its policy says.
 func (w *Worker) giveUp(ctx context.Context, h unschedulable) {

@@ -283,7 +283,7 @@ func (w *Worker) fail(ctx context.Context, cur *view, f failure) (*fleet.Event, 
 			return nil, unavailable(fmt.Errorf("store the limit of the agent's account: %w", err))
 		}
 	case escalation.ClassLoss:
-		w.restCrashing(ctx, h.agent, now)
+		w.restCrashing(ctx, h, now)
 	}
 	n, _ := failed(cur.ev, f, w.terms(cur.ev), now)
 	return n, nil

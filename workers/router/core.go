@@ -35,7 +35,7 @@ type core struct {
 	waiters  map[subjects.TaskID][]chan struct{}
 	denied   map[instanceKey]map[subjects.TaskID]time.Time // held by an agent, denied by the record, since
 	warmAt   map[subjects.AgentID]time.Time                // when an agent has rested
-	lossRows map[subjects.AgentID]int                      // attempts in a row that an agent has lost
+	lossRows map[subjects.AgentID]lossRow
 
 	counts   [len(states)]int // live tasks by state
 	caughtUp bool
@@ -150,7 +150,7 @@ func newCore(self subjects.InstanceID, maxQueued, maxHot, remember int) *core {
 		waiters:  make(map[subjects.TaskID][]chan struct{}),
 		denied:   make(map[instanceKey]map[subjects.TaskID]time.Time),
 		warmAt:   make(map[subjects.AgentID]time.Time),
-		lossRows: make(map[subjects.AgentID]int),
+		lossRows: make(map[subjects.AgentID]lossRow),
 	}
 }
 
@@ -208,6 +208,9 @@ func (c *core) apply(ev *fleet.Event, seq uint64, now time.Time) {
 	due := dueAt(ev)
 	e.due = due.UnixNano()
 	c.timers.push(timer{e.due, s})
+	if ev.Kind == fleet.KindLost && plant.Bug("requeue_never") {
+		return
+	}
 	if ev.State == fleet.StateQueued && e.flags&offering == 0 && (ev.Facts.NotBefore == nil || !ev.Facts.NotBefore.After(now) || plant.Bug("retry_at_once")) {
 		c.enqueue(s, e, now)
 		c.armLifted(s, e, now)

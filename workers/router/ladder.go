@@ -28,6 +28,9 @@ func escalationState(e *fleet.Event, set settings) escalation.State {
 	if plant.Bug("retry_skipped") {
 		policy.MaxRetries = 0
 	}
+	if plant.Bug("suspect_never") {
+		policy.MaxLosses = 10 * maxRequeued
+	}
 	if k := len(e.Facts.Attempts); k > 0 && plant.Bug("level_skipped") {
 		policy.Agent, policy.Alternatives = e.Facts.Attempts[k-1].AgentID, nil
 	}

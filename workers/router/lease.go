@@ -137,7 +137,12 @@ func (c *core) beat(agent subjects.AgentID, instance subjects.InstanceID, hb *fl
 const staleBeats = 3
 
 // lease is how long a lease lasts without renewal.
-func lease(in *Instance) time.Duration { return fleet.MissedHeartbeats * in.Heartbeat }
+func lease(in *Instance) time.Duration {
+	if plant.Bug("lease_short") {
+		return in.Heartbeat / 2
+	}
+	return fleet.MissedHeartbeats * in.Heartbeat
+}
 
 // listened is when this router has listened for a lease of the instance.
 func (c *core) listened(in *Instance) time.Time { return c.listens.Add(lease(in)) }

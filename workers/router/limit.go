@@ -186,6 +186,9 @@ func (w *Worker) freeProbes(ctx context.Context, keys []string, task subjects.Ta
 
 // settleProbe opens the account, or lets the next attempt be its probe.
 func (w *Worker) settleProbe(ctx context.Context, s settleProbe) {
+	if plant.Bug("limit_forever") {
+		return
+	}
 	err := w.updateLimit(ctx, w.drive, s.key, func(was *fleet.AccountLimit) (*fleet.AccountLimit, bool) {
 		if was == nil || was.Probe == nil || was.Probe.TaskID != s.task {
 			return nil, false
@@ -226,9 +229,9 @@ func (c *core) endProbes(now time.Time) {
 		h := c.hot[c.x.find(l.Probe.TaskID)]
 		runs := h != nil && held(h.ev) && h.ev.Attempt == l.Probe.Attempt
 		switch age := now.Sub(l.Probe.At); {
-		case runs && age >= probeRuns && !plant.Bug("limit_forever"):
+		case runs && age >= probeRuns:
 			c.do(settleProbe{key, l.Probe.TaskID, true})
-		case !runs && age >= probeStale && !plant.Bug("limit_forever"):
+		case !runs && age >= probeStale:
 			c.do(settleProbe{key, l.Probe.TaskID, false})
 		}
 	}
@@ -256,7 +259,7 @@ func (c *core) expectLimit(ev *fleet.Event, now time.Time) {
 // limitOnItsWay is how long a stored limit may take to reach every router.
 const limitOnItsWay = 2 * time.Second
 
-// An agent whose last attempts were all lost rests: its tasks, or its machine, bring
+// An agent that was lost again and again rests: its tasks, or its machine, bring
 // it down again and again.
 const (
 	crashRow      = 3
@@ -264,7 +267,29 @@ const (
 	crashRestMost = 5 * time.Minute
 )
 
-// countLosses keeps how many attempts in a row each agent has lost.
+// lossRow tells how often in a row an agent was lost. An agent that goes takes all
+// that it has in hand with it: that counts once.
+type lossRow struct {
+	n    int
+	ends map[holder]time.Time // of its processes that were lost of late
+}
+
+// with is the row once what h had is lost, too.
+func (r lossRow) with(h holder, at time.Time) lossRow {
+	ends := map[holder]time.Time{}
+	for was, end := range r.ends {
+		if at.Sub(end) < crashRest {
+			ends[was] = end
+		}
+	}
+	if _, same := ends[h]; same {
+		return lossRow{r.n, ends}
+	}
+	ends[h] = at
+	return lossRow{r.n + 1, ends}
+}
+
+// countLosses keeps how often in a row each agent was lost.
 func (c *core) countLosses(ev *fleet.Event) {
 	n := len(ev.Facts.Attempts)
 	switch {
@@ -272,17 +297,18 @@ func (c *core) countLosses(ev *fleet.Event) {
 		delete(c.lossRows, ev.AgentID)
 	case n == 0 || !ev.Facts.Attempts[n-1].Ended.Equal(ev.Time) || ev.Facts.Attempts[n-1].Refused:
 	case escalation.ClassOf(ev.Facts.Attempts[n-1].Code) == escalation.ClassLoss:
-		c.lossRows[ev.Facts.Attempts[n-1].AgentID]++
+		a := &ev.Facts.Attempts[n-1]
+		c.lossRows[a.AgentID] = c.lossRows[a.AgentID].with(holder{a.AgentID, a.InstanceID, a.Epoch}, ev.Time)
 	default:
 		delete(c.lossRows, ev.Facts.Attempts[n-1].AgentID)
 	}
 }
 
-// restCrashing has an agent rest that has just lost an attempt, if that is one too
-// many in a row.
-func (w *Worker) restCrashing(ctx context.Context, agent subjects.AgentID, now time.Time) {
+// restCrashing has an agent rest that is just lost, if that is once too often in a
+// row.
+func (w *Worker) restCrashing(ctx context.Context, h holder, now time.Time) {
 	w.mu.Lock()
-	row := w.core.lossRows[agent] + 1
+	row := w.core.lossRows[h.agent].with(h, now).n
 	w.mu.Unlock()
 	if row < crashRow {
 		return
@@ -291,7 +317,7 @@ func (w *Worker) restCrashing(ctx context.Context, agent subjects.AgentID, now t
 	for i := crashRow; i < row && rest < crashRestMost; i++ {
 		rest *= 2
 	}
-	w.coolDown(ctx, agent, now.Add(min(rest, crashRestMost)), subjects.CodeAgentLost)
+	w.coolDown(ctx, h.agent, now.Add(min(rest, crashRestMost)), subjects.CodeAgentLost)
 }
 
 // apiLimits serves agent limits: the accounts that are limited.

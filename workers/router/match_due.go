@@ -3,8 +3,6 @@ package router
 import (
 	"cmp"
 	"time"
-
-	"parley/subjects/fleet"
 )
 
 // expiry says when to look at an instance, or at an agent, again.
@@ -144,7 +142,7 @@ func (f *Fleet) expire(in *Instance) {
 // leaseEnds is when the instance's lease ends unless it is heard before. One
 // that a record names has a lease from then on, to be heard in.
 func (in *Instance) leaseEnds() time.Time {
-	life := fleet.MissedHeartbeats * in.Heartbeat
+	life := lease(in)
 	if in.Heartbeat == 0 {
 		life = in.TTL
 	}

@@ -148,6 +148,9 @@ func working(e *fleet.Event, h holder, now time.Time) *fleet.Event {
 	n.Facts.NotBefore = nil
 	n.Facts.Answer = nil
 	n.Facts.AlertAt, n.Facts.GiveUpAt, n.Facts.AskedSeq = nil, nil, 0
+	if plant.Bug("row_always_broken") {
+		breakLossRow(n)
+	}
 	ends := now.Add(time.Duration(e.Facts.Timeout * float64(time.Second)))
 	n.Facts.AttemptEnds = &ends
 	return n
@@ -263,6 +266,9 @@ func applyPolicy(e *fleet.Event, s escalation.State, result json.RawMessage, now
 		kind := fleet.KindReturned
 		if escalation.ClassOf(last.Code) == escalation.ClassLoss {
 			kind = fleet.KindLost
+			if c := e.Facts.Counters; plant.Bug("loss_counts_retry") {
+				e.Facts.Counters = &fleet.Counters{Retries: c.Retries + 1, Losses: c.Losses, LossesTotal: c.LossesTotal}
+			}
 		}
 		n := requeue(kind)
 		if !a.At.IsZero() {
@@ -466,11 +472,6 @@ func need(e *fleet.Event) Need {
 		}
 	}
 	return n
-}
-
-// candidates are who may do the task from here on.
-func candidates(e *fleet.Event) escalation.Candidates {
-	return escalation.CandidatesOf(e.Facts.Policy, e.Facts.Attempts, e.Facts.Widened, e.Facts.Human)
 }
 
 // dueAt is when something must be done about e, whatever else happens.

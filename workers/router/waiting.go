@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"parley/bus/plant"
 	"parley/subjects"
 	"parley/subjects/fleet"
 )
@@ -19,6 +20,10 @@ import (
 // waitingOf says why the task waits, nil where it does not.
 func (c *core) waitingOf(ev *fleet.Event, now time.Time) *fleet.Waiting {
 	switch at := ev.Facts.NotBefore; {
+	case plant.Bug("wait_silent"):
+		return nil
+	case plant.Bug("wait_stale") && ev.State == fleet.StateQueued:
+		return &fleet.Waiting{Why: fleet.WaitBusy, Since: ev.Time}
 	case waitsForHuman(ev):
 		return &fleet.Waiting{Why: fleet.WaitHuman, Since: ev.Time, Until: ev.Facts.GiveUpAt}
 	case ev.State != fleet.StateQueued:
