@@ -217,12 +217,13 @@ func (w *Worker) apiDecide(verb string) func(context.Context, subjects.AgentID, 
 // are not healthy; those about tasks that wait have labels of their own.
 func (w *Worker) labels() []string {
 	all := slices.Clone(w.cfg.GroupBy)
-	if slices.Contains(all, labelAgent) {
+	if slices.Contains(all, labelAgent) && !slices.Contains(all, "mcp") {
 		all = append(all, "mcp")
 	}
-	all = append(all, labelAgent, labelCause, labelAccount)
-	slices.Sort(all)
-	return slices.Compact(all)
+	if !slices.Contains(all, labelAgent) {
+		all = append(all, labelAgent)
+	}
+	return append(all, labelCause, labelAccount)
 }
 
 // Refusals that are kept one by one: whoever forges links by the thousand fills

@@ -8,6 +8,9 @@
 // acknowledges or answers. Answers become calls of task resume: the routers
 // alone write task records.
 //
+// Tasks that wait for an agent, an account or terms have no record that says so.
+// The worker asks the routers why tasks wait, and notifies people once for a cause.
+//
 // Order: none across tasks. Duplication: any number of replicas run at once.
 // They share what is in the bucket FLEET_ALERTS and change it by
 // compare-and-set; a call has one delivery id, derived from alert, number and

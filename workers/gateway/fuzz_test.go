@@ -29,7 +29,7 @@ func door(tb testing.TB) *Worker {
 	w.work, w.stop = context.WithCancel(tb.Context())
 	tb.Cleanup(w.stop)
 	w.ready.Store(true)
-	check := func(_ context.Context, c *call, req proto.Message) error {
+	check := func(ctx context.Context, c *call, req proto.Message) error {
 		if r, ok := req.(interface{ GetTenant() string }); ok {
 			if _, err := tenantOf(r.GetTenant()); err != nil {
 				return err
@@ -37,7 +37,7 @@ func door(tb testing.TB) *Worker {
 		}
 		switch r := req.(type) {
 		case *a2apb.SendMessageRequest:
-			if err := w.checkConfiguration(tb.Context(), c, r.GetConfiguration()); err != nil {
+			if err := w.checkConfiguration(ctx, c, r.GetConfiguration()); err != nil {
 				return err
 			}
 			parts, contract, err := checkMessage(r.GetMessage())

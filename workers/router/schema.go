@@ -2,6 +2,7 @@ package router
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,4 +88,62 @@ func leaves(v *jsonschema.ValidationError, yield func(*jsonschema.ValidationErro
 
 func decodeJSON(data []byte) (any, error) {
 	return jsonschema.UnmarshalJSON(bytes.NewReader(data))
+}
+
+// check holds a result against what the dispatch asked for. What it refuses is
+// result_invalid and says where.
+func (w *Worker) check(ctx context.Context, v *view, r *fleet.Result) error {
+	if !v.ev.Facts.HasSchema && v.ev.Facts.ReplySchema != fleet.ReplyJSON {
+		return nil
+	}
+	value, err := outputValue(r.Output)
+	if err != nil {
+		return err
+	}
+	if !v.ev.Facts.HasSchema {
+		return nil
+	}
+	dispatch, err := w.dispatchOf(ctx, v)
+	if err != nil {
+		return err
+	}
+	s, err := w.schemas.of(v.ev.Facts.PayloadHash, dispatch)
+	if err != nil {
+		return err
+	}
+	return validate(s, value)
+}
+
+// outputValue is the output as JSON: a string that holds JSON counts as what
+// it holds, since agents answer in text.
+func outputValue(output json.RawMessage) (any, error) {
+	if len(output) == 0 {
+		return nil, subjects.Errorf(subjects.CodeResultInvalid, "the result has no output").
+			At("/output").WithRemedy("put the answer, as JSON, into output")
+	}
+	v, err := decodeJSON(output)
+	if err != nil {
+		return nil, subjects.Errorf(subjects.CodeResultInvalid, "output is not JSON: %w", err).At("/output")
+	}
+	text, ok := v.(string)
+	if !ok {
+		return v, nil
+	}
+	inner, err := decodeJSON([]byte(unfence(text)))
+	if err != nil {
+		return nil, subjects.Errorf(subjects.CodeResultInvalid, "output is text that is not JSON: %w", err).
+			At("/output").WithRemedy("answer with JSON alone, without prose around it")
+	}
+	return inner, nil
+}
+
+// unfence takes JSON out of the code fence that models like to put it in.
+func unfence(s string) string {
+	s = strings.TrimSpace(s)
+	if body, ok := strings.CutPrefix(s, "```"); ok && strings.HasSuffix(body, "```") {
+		if _, rest, ok := strings.Cut(body, "\n"); ok {
+			return strings.TrimSuffix(rest, "```")
+		}
+	}
+	return s
 }
