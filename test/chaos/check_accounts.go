@@ -164,8 +164,11 @@ func (y *yard) checkExecutions(explained func(agent, instance string, epoch int6
 		covered[o.ID] = covered[o.ID] || o.Op == "dispatch" && o.ok() && (o.Text == toil || o.Text == doomed)
 	}
 	type turn struct {
-		task string
-		n    int
+		task     string
+		n        int
+		agent    string
+		instance string
+		epoch    int64
 	}
 	times := map[turn]int{}
 	for _, list := range y.f.notes {
@@ -175,7 +178,7 @@ func (y *yard) checkExecutions(explained func(agent, instance string, epoch int6
 				continue
 			}
 			y.f.counts["executions of tasks of pools"]++
-			k := turn{e.Task, e.Attempt}
+			k := turn{e.Task, e.Attempt, e.Agent, e.Instance, e.Epoch}
 			if times[k]++; !y.f.had(e) || times[k] > 1 {
 				if at := time.Unix(0, e.At).Add(lossExcuse / 2); !explained(e.Agent, e.Instance, e.Epoch, at) {
 					y.f.fault("31 losses", e.Task, "%s/%s works on attempt %d without need, and nothing explains that", e.Agent, e.Instance, e.Attempt)

@@ -248,6 +248,9 @@ func plantedInPools() []planting {
 		{"done twice", "31 losses: q2: quota-0/main works on attempt 7 without need", func(f *findings) {
 			f.notes[0] = append(f.notes[0], rig.Entry{What: rig.WasBegun, Task: "q2", Attempt: 7, Agent: "quota-0", Instance: "main", At: sec(40).UnixNano()})
 		}},
+		{"done twice by the same", "31 losses: q2: quota-0/main works on attempt 1 without need", func(f *findings) {
+			f.notes[0] = append(f.notes[0], rig.Entry{What: rig.WasBegun, Task: "q2", Attempt: 1, Agent: "quota-0", Instance: "main", Epoch: 1, At: sec(40).UnixNano()})
+		}},
 		{"why it waits is nonsense", "32 waits: q2: why it waits cannot be read", func(f *findings) { looked(f, "q2").end.Body = []byte("{") }},
 		{"silence", `32 waits: q2: it is queued, and its client is told that it waits for ""`, func(f *findings) { looked(f, "q2").end.Body = nil }},
 		{"it works", `32 waits: s: it is working, and its client is told that it waits for "busy"`, func(f *findings) {
