@@ -153,7 +153,8 @@ func TestClassOf(t *testing.T) {
 func TestCountersOfFormerBuilds(t *testing.T) {
 	t.Parallel()
 	s := escalation.State{Policy: fleet.Policy{MaxRetries: 2}, Deadline: start.Add(time.Hour), Attempts: []fleet.Attempt{
-		{AgentID: "a", Code: subjects.CodeAgentError, Level: 1}, {AgentID: "b", Code: subjects.CodeAgentLost, Level: 2},
+		{AgentID: "a", Code: subjects.CodeAgentError, Level: 1},
+		{AgentID: "b", Code: subjects.CodeAgentLost, Level: 2},
 		{AgentID: "c", Code: subjects.CodeAgentLost},
 	}}
 	s, action := escalation.Next(s, start)

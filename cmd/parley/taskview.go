@@ -168,10 +168,9 @@ func deref(t *time.Time, otherwise time.Time) time.Time {
 func level(n int, code subjects.Code) string {
 	switch n {
 	case 0:
-		switch class := escalation.ClassOf(code); {
-		case class == escalation.ClassLoss:
+		if class := escalation.ClassOf(code); class == escalation.ClassLoss {
 			return "lost, queued again"
-		case class == escalation.ClassCapacity:
+		} else if class == escalation.ClassCapacity {
 			return "limited, queued again"
 		}
 		return "handed back"

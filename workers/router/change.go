@@ -284,6 +284,7 @@ func (w *Worker) fail(ctx context.Context, cur *view, f failure) (*fleet.Event, 
 		}
 	case escalation.ClassLoss:
 		w.restCrashing(ctx, h, now)
+	default:
 	}
 	n, _ := failed(cur.ev, f, w.terms(cur.ev), now)
 	return n, nil

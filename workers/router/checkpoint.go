@@ -154,11 +154,11 @@ func (c *core) save(part []saved, next slot, known map[uint32]string) (_ []saved
 			need := cl.need
 			part = append(part, saved{need: &need, class: e.class})
 		}
-		entry := *e
-		if entry.flags&inQueue != 0 {
-			entry.due = entry.deadline // it may be offered at once
+		kept := *e
+		if kept.flags&inQueue != 0 {
+			kept.due = kept.deadline // it may be offered at once
 		}
-		part = append(part, saved{id: c.x.id(s), from: c.x.from(e), session: c.sessions[s], entry: entry})
+		part = append(part, saved{id: c.x.id(s), from: c.x.from(e), session: c.sessions[s], entry: kept})
 	}
 	return part, end, end <= c.x.top
 }

@@ -127,7 +127,7 @@ func (c *Class) canonical() string {
 	for _, x := range c.out {
 		b.WriteString("out=" + strconv.Quote(string(x.Agent)) + "/" + strconv.Quote(string(x.Instance)))
 		if !x.Until.IsZero() {
-			b.WriteString(fmt.Sprintf("@%d-%d", x.Since.UnixNano(), x.Until.UnixNano()))
+			fmt.Fprintf(&b, "@%d-%d", x.Since.UnixNano(), x.Until.UnixNano())
 		}
 		b.WriteByte(';')
 	}

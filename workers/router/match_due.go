@@ -208,7 +208,7 @@ func (f *Fleet) canAll(o, in *Instance) bool {
 		switch x.kind {
 		case hasTool, hasMCP, hasTier, hasLabel:
 			all = all && f.has(o, x)
-		case hasHealthy, hasCleanRepo, hasSession:
+		case hasHealthy, hasCleanRepo, hasSession, hasAccount:
 		}
 	})
 	return all

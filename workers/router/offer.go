@@ -248,6 +248,7 @@ func (w *Worker) refused(ctx context.Context, cur *view, o offer, h holder, f fa
 			return fmt.Errorf("store the limit of the agent's account: %w", err)
 		}
 		return nil
+	default:
 	}
 	f.refused = &h
 	seq := cur.ev.Seq

@@ -67,3 +67,25 @@ func TestOneAgentHoldsUpNoResults(t *testing.T) {
 		})
 	}
 }
+
+// A result whose task the stream's leader has yet to learn of is taken in once it
+// has: another router may have offered the task already.
+func TestAResultBeforeItsTaskIsKnown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		a := w.join("a", nil)
+		var sent sync.WaitGroup
+		defer sent.Wait()
+		sent.Go(func() {
+			time.Sleep(300 * time.Millisecond)
+			w.send(dispatchJSON("x", `"task_id":"later"`))
+		})
+		if _, err := a.result("later", fleet.Result{}); err != nil {
+			t.Fatal(err)
+		}
+		if v := w.outcome("later"); v.State != fleet.StateDone {
+			t.Errorf("it is %s, %+v", v.State, v.Reason)
+		}
+	})
+}

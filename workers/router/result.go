@@ -147,12 +147,13 @@ func (w *Worker) refuseReport(m bus.Msg, err error) {
 	}
 }
 
-// patiently repeats change while the record is behind the agent, for a while;
-// not where too much of what that agent says waits for records already, and not
-// for a task that is not: whatever was offered has a record.
+// patiently repeats change while the record is behind the agent, for a while; not
+// where too much of what that agent says waits for records already. A task that the
+// stream's leader does not know may have been offered by another router already: the
+// leader has yet to apply its record.
 func (w *Worker) patiently(ctx context.Context, task subjects.TaskID, agent subjects.AgentID, decide func(*view) (*fleet.Event, error)) (*fleet.Event, error) {
 	n, err := w.change(ctx, task, decide)
-	if !errors.Is(err, errBehind) {
+	if !isStale(err) {
 		return n, err
 	}
 	if !w.behind.enter(agent) {
@@ -167,16 +168,19 @@ func (w *Worker) patiently(ctx context.Context, task subjects.TaskID, agent subj
 				return nil, unavailable(ctx.Err())
 			case <-time.After(wait):
 			}
-			if _, err := w.reread(ctx, task); err != nil {
+			if _, err := w.reread(ctx, task); err != nil && !isStale(err) {
 				return nil, err
 			}
 		}
-		if n, err = w.change(ctx, task, decide); !errors.Is(err, errBehind) {
+		if n, err = w.change(ctx, task, decide); !isStale(err) {
 			return n, err
 		}
 	}
 	return nil, unavailable(err)
 }
+
+// isStale reports whether the record may be behind what an agent says.
+func isStale(err error) bool { return errors.Is(err, errBehind) || errors.Is(err, errNoTask) }
 
 // offerOver waits for the end of this router's own offer of the task, if one
 // is under way: a fast agent's result overtakes the record of its acceptance.
