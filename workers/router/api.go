@@ -316,7 +316,9 @@ func (w *Worker) apiAnswer(ctx context.Context, from subjects.AgentID, data []by
 	if err != nil {
 		return nil, err
 	}
-	v := w.delivered(ctx, n, &fleet.Control{QuestionID: cmp.Or(req.QuestionID, questionOf(n)), Text: req.Text, Parts: req.Parts})
+	v := w.delivered(ctx, n, inputOfAnswer(n.TaskID, &fleet.Answer{
+		QuestionID: cmp.Or(req.QuestionID, questionOf(n)), MessageID: req.MessageID, Text: req.Text, Parts: req.Parts, MessageExtras: req.MessageExtras,
+	}))
 	return v, nil
 }
 

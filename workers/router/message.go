@@ -49,7 +49,7 @@ func (w *Worker) apiMessage(ctx context.Context, from subjects.AgentID, data []b
 	if err != nil {
 		return nil, err
 	}
-	return w.delivered(ctx, n, &fleet.Control{ID: m.ID, Text: m.Text, Parts: m.Parts}), nil
+	return w.delivered(ctx, n, inputOfMessage(n.TaskID, &m)), nil
 }
 
 // deliverTimeout is how long a sender waits to hear when its message reaches
@@ -67,8 +67,6 @@ func (w *Worker) delivered(ctx context.Context, e *fleet.Event, c *fleet.Control
 		}
 		return v
 	}
-	c.Header = fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version}
-	c.Action, c.TaskID = fleet.ActionInput, e.TaskID
 	ctx, cancel := context.WithTimeout(ctx, deliverTimeout)
 	defer cancel()
 	reply, err := w.bus.Request(ctx, subjects.Control(e.AgentID, e.InstanceID), fleet.MustEncode(c), nil)
@@ -79,6 +77,22 @@ func (w *Worker) delivered(ctx context.Context, e *fleet.Event, c *fleet.Control
 		v.Delivered = r.Delivered
 	}
 	return v
+}
+
+// inputOfMessage gives a follow-up to whoever works on the task.
+func inputOfMessage(task subjects.TaskID, m *fleet.Message) *fleet.Control {
+	return &fleet.Control{
+		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version}, Action: fleet.ActionInput, TaskID: task,
+		ID: m.ID, MessageID: m.MessageID, Text: m.Text, Parts: m.Parts, MessageExtras: m.MessageExtras,
+	}
+}
+
+// inputOfAnswer gives the answer to a question to whoever works on the task.
+func inputOfAnswer(task subjects.TaskID, a *fleet.Answer) *fleet.Control {
+	return &fleet.Control{
+		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version}, Action: fleet.ActionInput, TaskID: task,
+		QuestionID: a.QuestionID, MessageID: a.MessageID, Text: a.Text, Parts: a.Parts, MessageExtras: a.MessageExtras,
+	}
 }
 
 // sizeOfMessages is how long follow-ups are, as JSON: text that parts have, too, counts

@@ -408,23 +408,15 @@ func (w *Worker) tell(ctx context.Context, t tell) {
 		return
 	}
 	to := instanceKey{t.ev.AgentID, t.ev.InstanceID}
-	m := fleet.Control{
-		Header: fleet.Header{Type: fleet.TypeControl, ProtocolVersion: fleet.Version},
-		Action: fleet.ActionInput, TaskID: t.task,
+	if a := t.ev.Facts.Answer; a != nil && w.control(ctx, to, inputOfAnswer(t.task, a)) {
+		w.with(func(c *core, _ time.Time) { c.answerTaken(t.task, a.QuestionID) })
 	}
-	if a := t.ev.Facts.Answer; a != nil {
-		m.QuestionID, m.MessageID, m.Text, m.Parts, m.MessageExtras = a.QuestionID, a.MessageID, a.Text, a.Parts, a.MessageExtras
-		if w.control(ctx, to, &m) {
-			w.with(func(c *core, _ time.Time) { c.answerTaken(t.task, a.QuestionID) })
-		}
-	}
-	m.QuestionID = ""
-	for i, follow := range t.ev.Facts.Messages[min(t.heard, len(t.ev.Facts.Messages)):] {
-		m.ID, m.MessageID, m.Text, m.Parts, m.MessageExtras = follow.ID, follow.MessageID, follow.Text, follow.Parts, follow.MessageExtras
-		if !w.control(ctx, to, &m) {
+	all := t.ev.Facts.Messages
+	for i := min(t.heard, len(all)); i < len(all); i++ {
+		if !w.control(ctx, to, inputOfMessage(t.task, &all[i])) {
 			return
 		}
-		w.with(func(c *core, _ time.Time) { c.messageTaken(t.task, t.ev.Attempt, t.heard+i+1) })
+		w.with(func(c *core, _ time.Time) { c.messageTaken(t.task, t.ev.Attempt, i+1) })
 	}
 }
 
