@@ -58,9 +58,6 @@ func newCause(k fleet.WaitingCause, now time.Time) *waitCause {
 	default:
 		c.Labels[labelAgent] = k.Who
 	}
-	if plant.Bug("alert_per_task") {
-		c.Labels["task"] = string(k.TaskID)
-	}
 	sum := sha256.Sum256(fleet.MustEncode(c.Labels))
 	c.Group = hex.EncodeToString(sum[:6])
 	return c
