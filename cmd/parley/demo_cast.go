@@ -265,8 +265,14 @@ func (d *demo) workerPID(task string, attempt int) (int, error) {
 	return strconv.Atoi(string(bytes.TrimSpace(data)))
 }
 
-// lives reports whether there is a process pid.
+// lives reports whether there is a process pid that has not ended. One that nobody
+// has waited for yet has ended.
 func lives(pid int) bool {
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
+		if _, after, ok := strings.Cut(string(stat), ") "); ok && strings.HasPrefix(after, "Z") {
+			return false
+		}
+	}
 	p, err := os.FindProcess(pid)
 	if err != nil {
 		return false

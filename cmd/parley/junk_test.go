@@ -203,7 +203,7 @@ func (v vandal) smash(t *testing.T) {
 // readByNobody are streams of which a worker reads only what it asks for.
 func readByNobody() []string {
 	return []string{
-		subjects.StreamDLQ, "KV_" + subjects.BucketIdem, "KV_" + subjects.BucketWorkers, "KV_" + subjects.BucketScratch, "KV_" + subjects.BucketNonces,
+		subjects.StreamDLQ, subjects.StreamProgress, "KV_" + subjects.BucketIdem, "KV_" + subjects.BucketWorkers, "KV_" + subjects.BucketScratch, "KV_" + subjects.BucketNonces,
 		"KV_" + subjects.BucketA2E, "OBJ_" + subjects.ObjectsIndex, "OBJ_" + subjects.ObjectsOutputs,
 	}
 }
@@ -306,7 +306,7 @@ func (s *shell) use(t *testing.T, name string) {
 	s.ok(t, "webhook", "ls")
 	s.ok(t, "agent", "ls")
 	s.ok(t, "run", "ls")
-	if got := s.pipe(t, "task_id: r-"+name+"\nagents:\n- {id: a, brief: run "+name+", agent: "+agents+"}\n", "run", "start", "-"); got.code != 0 {
+	if got := s.pipe(t, "task_id: r-"+name+"\nagents:\n- {id: a, brief: run "+name+", agent_id: "+agents+"}\n", "run", "start", "-"); got.code != 0 {
 		t.Errorf("%s: run: %d %s%s", name, got.code, got.stdout, got.stderr)
 	}
 	bustest.Eventually(t, "the run "+name, func() bool {

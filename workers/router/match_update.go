@@ -291,7 +291,7 @@ func (f *Fleet) Finish(agent subjects.AgentID, inst subjects.InstanceID, task su
 		in.fresh = put(in.fresh, task, struct{}{}) // counted no more
 	}
 	in.IdleSince = now
-	in.busy = false
+	in.busy = in.busy && in.busyAsked
 	f.refresh(in)
 }
 
