@@ -235,7 +235,7 @@ func TestAFleetWithoutAgents(t *testing.T) {
 		if v := w.outcome(fails); v.State != fleet.StateBlocked || v.Reason.Code != subjects.CodeNoCapableAgent {
 			t.Errorf("with on_blocked: fail it is %s, %+v", v.State, v.Reason)
 		}
-		time.Sleep(time.Hour)
+		time.Sleep(time.Minute)
 		if v := w.view(waits); v.State != fleet.StateQueued || v.Waiting == nil || v.Waiting.Why != fleet.WaitNoAgentYet {
 			t.Fatalf("it is %s, waits as %+v", v.State, v.Waiting)
 		}
@@ -254,7 +254,7 @@ func TestALimitOfAnAccount(t *testing.T) {
 		a, b := w.join("a", account("acme")), w.join("b", account("acme"))
 		first := w.send(dispatchJSON("x", `"agent":"a"`))
 		a.offered()
-		reset := time.Now().Add(10 * time.Minute)
+		reset := time.Now().Add(2 * time.Minute)
 		limited := fleet.Result{Status: fleet.StatusError, Error: &fleet.ResultError{Code: subjects.CodeRateLimited, Message: "usage limit reached", ResetAt: &reset}}
 		if _, err := a.result(first, limited); err != nil {
 			t.Fatal(err)
@@ -327,7 +327,7 @@ func TestALimitWithoutATime(t *testing.T) {
 		a := w.join("a", nil)
 		a.answers(func(fleet.Dispatch) any { return fleet.Ack{Reason: &fleet.Reason{Code: subjects.CodeRateLimited}} })
 		id := w.send(dispatchJSON("x", ""))
-		for _, want := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
+		for _, want := range []time.Duration{time.Minute, 2 * time.Minute} {
 			a.offered()
 			refused := time.Now()
 			time.Sleep(time.Second)
