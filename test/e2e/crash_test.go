@@ -125,8 +125,8 @@ var unreachable = map[string]string{
 	"before_cause":         "people are notified after minutes of waiting",
 	"after_cause":          "people are notified after minutes of waiting",
 	"after_cause_end":      "people are notified after minutes of waiting",
-	"before_store_spent": "what an attempt spent that had ended is told again until it is answered, and counted once: TestSpentLate",
-	"after_store_spent":  "see before_store_spent",
+	"before_store_spent":   "what an attempt spent that had ended is told again until it is answered, and counted once: TestSpentLate",
+	"after_store_spent":    "see before_store_spent",
 }
 
 // TestCrashPoints kills a router between every two steps of a task's life, by
