@@ -115,7 +115,7 @@ func TestMeshCrash(t *testing.T) {
 // the outbox once, in order, and a config that was deleted is gone.
 func TestPushCrash(t *testing.T) {
 	sweep(t, pushPoints, func(t *testing.T, point string) {
-		f := newFleet(t, "registry,router")
+		f := newFleet(t, "registry,router,webhooks")
 		f.man(t, &sleeper{done: map[string]int{}})
 		want := []string{"task", "statusUpdate", "artifactUpdate", "statusUpdate"}
 		var task string
