@@ -53,11 +53,10 @@ func (c Class) Requeues() bool {
 	return c == ClassLoss || c == ClassHandBack || c == ClassCapacity
 }
 
-// SaidByAgent is the code that counts where an agent reports code itself. Some
-// codes only the fleet may use: an agent cannot say that it is lost.
+// SaidByAgent is the code that counts where an agent reports code itself: an agent
+// cannot say that it is lost.
 func SaidByAgent(code subjects.Code) subjects.Code {
-	switch code {
-	case "", subjects.CodeAgentLost, subjects.CodeCanceled, subjects.CodeDeadlineExceeded:
+	if code == "" || code == subjects.CodeAgentLost {
 		return subjects.CodeAgentError
 	}
 	return code
