@@ -61,6 +61,8 @@ func (c *Candidates) Allow(agent subjects.AgentID, instance subjects.InstanceID)
 // policy names may, also those that failed before.
 func CandidatesOf(p fleet.Policy, attempts []fleet.Attempt, widened int, human *fleet.HumanAnswer) Candidates {
 	switch {
+	case human == nil && len(attempts) == 0 && p.Agent == "":
+		return Candidates{} // nearly all tasks
 	case human == nil:
 	case human.AgentID != "":
 		return Candidates{Only: []subjects.AgentID{human.AgentID}}

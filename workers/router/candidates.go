@@ -95,7 +95,7 @@ func (w *Worker) widenTask(ctx context.Context, s orphaned) {
 		if v.ev.State != fleet.StateQueued || !absent || !candidates(v.ev).Wider {
 			return nil, nil
 		}
-		return widen(v.ev, w.terms(v.ev), now), nil
+		return widenCandidates(v.ev, w.terms(v.ev), now), nil
 	}
 	if v, err := w.latest(ctx, s.task); err == nil {
 		if n, _ := decide(v); n == nil {

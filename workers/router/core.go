@@ -46,7 +46,10 @@ type core struct {
 	listens  time.Time // since when it does, see listen
 	// orphansAt is when orphans has to look again; zero: it has not.
 	orphansAt time.Time
-	judgeAt   time.Time // when what nobody could ever do is looked at again; zero: it need not be
+	// judges says that this router has listened for long enough to say what nobody
+	// could ever do; judgeAt is when it has, zero: nobody has asked yet.
+	judges  bool
+	judgeAt time.Time
 	// generation of the fleet when all classes that wait were last looked at.
 	generation uint64
 

@@ -37,7 +37,7 @@ func (w *Worker) decide(f func(c *core, now time.Time)) (begin []effect) {
 		switch e.(type) {
 		case offer, catchUp:
 			begin = append(begin, e) // as many as there are free slots, and one
-		case recall, tell, outdated:
+		case recall, tell, outdated, settleProbe:
 			// An agent that is gone does not answer for long: nothing waits for it,
 			// and its next heartbeat has it told again.
 			if _, twice := w.saying[e]; !twice && len(w.saying) < maxSaying {
@@ -64,7 +64,7 @@ func (w *Worker) carryOut(e effect) {
 	switch e.(type) {
 	case offer, catchUp:
 		return
-	case recall, tell, outdated:
+	case recall, tell, outdated, settleProbe:
 		w.mu.Lock()
 		delete(w.saying, e)
 		w.mu.Unlock()

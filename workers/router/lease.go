@@ -38,7 +38,7 @@ const (
 func (c *core) listen(now time.Time) {
 	lasts := max(c.longestLease(), minListen)
 	c.settled, c.settleAt, c.ticked = false, now.Add(lasts), now
-	c.listens, c.orphansAt, c.judgeAt = now, time.Time{}, time.Time{}
+	c.listens, c.orphansAt, c.judgeAt, c.judges = now, time.Time{}, time.Time{}, false
 	for _, h := range c.hot {
 		h.lost, h.renewed = "", now
 	}
@@ -58,17 +58,19 @@ func (c *core) longestLease() time.Duration {
 // what nobody could ever do: for the default one, where it knows of none. Before,
 // all classes are looked at again when it has.
 func (c *core) mayJudge(now time.Time) bool {
+	switch {
+	case c.judges:
+		return true
+	case now.Before(c.judgeAt):
+		return false
+	}
 	lasts := c.longestLease()
 	if lasts == 0 {
 		lasts = fleet.MissedHeartbeats * fleet.DefaultHeartbeat
 	}
-	lasts = max(lasts, minListen)
-	at := c.listens.Add(lasts)
-	if c.settled && !at.After(now) {
-		return true
-	}
-	c.judgeAt = at
-	return false
+	c.judgeAt = c.listens.Add(max(lasts, minListen))
+	c.judges = c.settled && !c.judgeAt.After(now)
+	return c.judges
 }
 
 // announce takes in what an instance says of itself.
@@ -367,8 +369,7 @@ func (c *core) tick(now time.Time) {
 	} else if c.caughtUp && !c.orphansAt.IsZero() && !now.Before(c.orphansAt) {
 		c.orphans(now)
 	}
-	if c.caughtUp && c.settled && !c.judgeAt.IsZero() && !now.Before(c.judgeAt) {
-		c.judgeAt = time.Time{}
+	if c.caughtUp && c.settled && !c.judges && !c.judgeAt.IsZero() && c.mayJudge(now) {
 		c.reevaluateAll(now)
 	}
 	c.silence(now)

@@ -179,9 +179,9 @@ func judgeNobody(e *fleet.Event, why []fleet.Reason, set settings, now time.Time
 	return r, a
 }
 
-// widen asks the policy whether others may have a queued task whose candidates are
+// widenCandidates asks the policy whether others may have a queued task whose candidates are
 // away, limited or left out. It returns nil while the task goes on waiting.
-func widen(e *fleet.Event, set settings, now time.Time) *fleet.Event {
+func widenCandidates(e *fleet.Event, set settings, now time.Time) *fleet.Event {
 	n := *e
 	s := escalationState(&n, set)
 	s.Away = true

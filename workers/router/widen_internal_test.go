@@ -25,13 +25,13 @@ func TestWidenStepByStep(t *testing.T) {
 		t.Fatalf("a failure worth another try is answered by %T", action)
 	}
 	for _, want := range [][]subjects.AgentID{{"a", "b"}, nil} {
-		n := widen(e, settings{}, now0)
+		n := widenCandidates(e, settings{}, now0)
 		if n == nil || n.Kind != fleet.KindWidened || !slices.Equal(need(n).Only, want) {
 			t.Fatalf("its candidates are away, and the record is %+v", n)
 		}
 		e = n
 	}
-	if n := widen(e, settings{}, now0); n != nil {
+	if n := widenCandidates(e, settings{}, now0); n != nil {
 		t.Errorf("once more, and it is %s", n.Kind)
 	}
 	e, _ = failed(working(e, holder{"c", "1", 1}, now0), failure{code: subjects.CodeAgentLost}, settings{}, now0)
@@ -56,21 +56,21 @@ func TestWidenAPinnedTask(t *testing.T) {
 	if e.Kind != fleet.KindReturned {
 		t.Fatalf("what is handed back is answered by %T", action)
 	}
-	n := widen(e, settings{}, now0)
+	n := widenCandidates(e, settings{}, now0)
 	if n == nil || n.Kind != fleet.KindWidened || !slices.Equal(need(n).Only, []subjects.AgentID{"a", "b"}) {
 		t.Fatalf("its agent is gone, and the record is %+v", n)
 	}
-	if more := widen(n, settings{}, now0); more != nil {
+	if more := widenCandidates(n, settings{}, now0); more != nil {
 		t.Errorf("once more, and it is %s", more.Kind)
 	}
-	if n := widen(testRecord(t, "y", `,"agent":"a","alternatives":["b"]`, now0), settings{}, now0); n == nil || n.Facts.Widened != 1 {
+	if n := widenCandidates(testRecord(t, "y", `,"agent":"a","alternatives":["b"]`, now0), settings{}, now0); n == nil || n.Facts.Widened != 1 {
 		t.Errorf("before its first attempt, with its pin away, it is %+v", n)
 	}
-	if n := widen(testRecord(t, "z", `,"agent":"a"`, now0), settings{}, now0); n != nil {
+	if n := widenCandidates(testRecord(t, "z", `,"agent":"a"`, now0), settings{}, now0); n != nil {
 		t.Errorf("what waits for its pin alone is %s", n.Kind)
 	}
 	asked := resumed(e, &fleet.HumanAnswer{Verb: fleet.VerbReassign, AgentID: "a"}, nil, now0)
-	if n := widen(asked, settings{}, now0); n != nil {
+	if n := widenCandidates(asked, settings{}, now0); n != nil {
 		t.Errorf("what a human gave to an agent is %s", n.Kind)
 	}
 }
